@@ -76,7 +76,7 @@ class Mechanism(NamedTuple):
     drawn_at: str  # CLIENT or SERVER
     noise: float  # standard deviation over sensitivity; 0: clipping alone, no guarantee
     spent: str  # EACH_PASS over the examples, EACH_ROUND or EACH_TIME_STEP
-    every: int = 1  # of EACH_ROUND: in every so many rounds
+    every: int = 1  # of EACH_ROUND: once in this number of rounds
     delta: float = 0.0  # at which epsilon is reported; 0: it adds to another mechanism's account
     budget: float = 0.0  # an epsilon that a run does not exceed; 0: none
     subject: str = ""  # the noised value, for people: "label counts"

@@ -1,9 +1,9 @@
-"""`Part`, the slots of a method, and what its functions may read and call.
+"""`Part`, the slots of a method, and what its functions can read and call.
 
-A method is made of parts; a part is a named set of pure functions and numbers, one field a slot.
-Client-side functions are written for ONE client, with tensors that have no client axis: an engine
-runs them client by client or maps them over a stack, and they cannot tell. Shapes: B examples in a
-batch, C classes, K clients in the experiment, k clients in a cohort.
+A method is made of parts; a part is a named set of pure functions and numbers, one field for each
+slot. Client-side functions are written for one client, with tensors that have no client axis: an
+engine runs them client by client or maps them over a stack. Shapes: B examples in a batch, C
+classes, K clients in the experiment, k clients in a cohort.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, 
 
 
 class Context(NamedTuple):
-    """What a client-side function may read. `shared`, `own` and `hyper` are those of the
-    function's own part.
+    """What a client-side function can read. `broadcast`, `client_state`, `tracker_state` and
+    `hyper` are those of the function's own part.
     """
 
     client: Tensor  # int64
     round: Tensor  # int64, from 1
     # the model this client starts from: the one it received, with its personal parts in place
     start: ModelState
-    broadcast: Tree  # what the server sent besides it
+    broadcast: Tree  # what the server sent besides the model
     client_state: Tree  # what this client keeps
-    tracker_state: Tree  # what the part's tracker has gathered over the steps so far
+    tracker_state: Tree  # what the part's tracker holds after the steps so far
     stats: ClientStats
     step: Tensor  # int64, from 0, within the phase
-    steps: Tensor  # int64: local steps of the phase; in `after`, of all phases
+    steps: Tensor  # int64: local steps of the phase; in on_client_end, of all phases
     hyper: dict[str, Tensor]  # the part's numbers
     optimizer_hparams: dict[str, Tensor]  # the optimizer's numbers: lr, momentum, weight_decay ...
-    key: Tensor  # this client's randomness in this step: fold in a word of your own before you draw
+    key: Tensor  # of this client and step: fold in a word of your own before you draw
     info: TaskInfo
 
 
@@ -51,18 +51,18 @@ class Grad(Protocol):
 
 
 class PerExampleGrad(Protocol):
-    """The gradient of every row of a batch by itself, each tensor [B, ...], and that of the
-    penalties, which look at no row.
+    """The gradient of every example of a batch, each tensor [B, ...], and that of the
+    regularizers, which read no example.
 
-    A row's gradient must not depend on the client's other rows: whoever reads the facts of the
-    whole data is refused.
+    An example's gradient must not depend on the client's other examples: parts that read label
+    counts are refused.
     """
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Params]: ...
 
 
 class Forward(Protocol):
-    """Another model on the batch's rows, or on `x`: evaluation mode, no gradient, no buffer
+    """Another model on the batch's inputs, or on `x`: evaluation mode, no gradient, no buffer
     update; cached within a step.
     """
 
@@ -70,13 +70,15 @@ class Forward(Protocol):
 
 
 class Predict(Protocol):
-    """A model on all of the client's rows of a split ("train" or "valid"), in evaluation mode."""
+    """A model on all of the client's examples of a split ("train" or "valid"), in evaluation
+    mode.
+    """
 
     def __call__(self, model: ModelState, split: str = "train") -> tuple[Output, Batch]: ...
 
 
 class ClientOps(NamedTuple):
-    """What a client-side function may ask the house to compute."""
+    """What a client-side function can have computed for it."""
 
     grad: Grad
     forward: Forward
@@ -89,7 +91,7 @@ class ClientOps(NamedTuple):
 Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
 
-LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the base
+LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
 
 
 Regularizer = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
@@ -98,13 +100,13 @@ Regularizer = Callable[[Params, Context], Tensor]  # -> scalar, added to the wei
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 
 
-# own is merged into what the client keeps; names that the part's first value does not have live
+# -> client_state, payload; before the first local step, where ctx.start is the received model. The
+# state is merged into what the client keeps; names that the part's first value does not have live
 # until the end of the round
-# -> own, extras; before the first local step, ctx.start is the received model
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
 
 
-# -> own, extras; the model is the trained one, ctx.steps those of all phases
+# -> client_state, payload; the model is the trained one, ctx.steps those of all phases
 OnClientEnd = Callable[[Context, ModelState, ClientOps], tuple[Tree, Tree]]
 
 
@@ -123,12 +125,12 @@ class Transform(NamedTuple):
 
 
 class StepTracker(NamedTuple):
-    """Something gathered over the local steps, readable as ctx.memory: in the next step, and in
-    `after`.
+    """Accumulates a value over the local steps, which functions read as ctx.tracker_state: in
+    the next step, and in on_client_end.
     """
 
-    init: Callable[[Context, ClientOps], Tree]  # -> memory
-    # (memory, model before, model after, batch, ops, ctx) -> memory
+    init: Callable[[Context, ClientOps], Tree]  # -> tracker_state
+    # (tracker_state, model before, model after, batch, ops, ctx) -> tracker_state
     step: Callable[[Tree, ModelState, ModelState, Batch, ClientOps, Context], Tree]
 
 
@@ -146,14 +148,14 @@ class Optimizer(NamedTuple):
     """What a client does with a gradient."""
 
     name: str
-    hparams: Mapping[str, float]  # lr and the others, read back as ctx.rule
-    init: Callable[[Params], Tree]  # -> slots
-    # (params, grads, slots, ctx) -> params, slots
+    hparams: Mapping[str, float]  # lr and the others, which functions read as ctx.optimizer_hparams
+    init: Callable[[Params], Tree]  # -> opt_state
+    # (params, grads, opt_state, ctx) -> params, opt_state
     step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]
 
 
 class ServerContext(NamedTuple):
-    """What a server-side function may read. `state` and `hyper` are those of the function's own
+    """What a server-side function can read. `state` and `hyper` are those of the function's own
     part.
     """
 
@@ -180,29 +182,29 @@ class Aggregate(NamedTuple):
     is_decomposable: bool = False
 
 
-ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the loop normalizes it to sum 1
+ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the round normalizes it to sum 1
 
 
 # (params, delta, srv) -> params, state
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
 
-UpdateServerState = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model stands
+UpdateServerState = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model is made
 
 
-# (output, batch, place, given) -> loss [B]; `place` [B] are positions in the public set, `given`
-# what fit was given
+# (output, batch, index, loss_args) -> loss [B]; `index` [B] are positions in the public set,
+# `loss_args` what `fit` was called with
 PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
 
 
 class Fit(Protocol):
-    """Server-side training on the public set: minimizes the mean of `loss(out, batch, place,
-    given)`.
+    """Server-side training on the public set: minimizes the mean of `loss(out, batch, index,
+    loss_args)`.
 
-    Whatever the loss knows of the round comes in through `given`, since the steps of a pure
-    function can be recorded once and replayed in every round. With the clients' optimizer, batch
-    size and rates unless told otherwise; honours what is frozen. `patience` steps without a better
-    accuracy on the `validation` share of the set end it, and the best model is kept.
+    All that the loss reads of the round comes through the loss's arguments, because the steps are
+    captured once and replayed in every round. The clients' optimizer, batch size and learning
+    rates are the defaults; frozen parameters stay. `patience` steps without a better accuracy on
+    the `validation` share of the set end the training, and the best model is kept.
     """
 
     def __call__(
@@ -222,7 +224,7 @@ class Fit(Protocol):
 
 
 class ServerOps(NamedTuple):
-    """What a server-side function may ask the house to compute on the public set."""
+    """What a server-side function can have computed on the public set."""
 
     fit: Fit
     # stacked models [m, ...] -> logits on the whole public set [m, n, C]
@@ -236,16 +238,15 @@ ServerTrain = Callable[[ModelState, ModelState, Reply, ServerOps, ServerContext]
 
 
 class PeerContext(NamedTuple):
-    """What a function that chooses peers may read: all K clients at once, so that no choice
-    needs a loop over them.
+    """What a function that selects peers can read: all K clients at once, so that it needs no
+    loop over them.
     """
 
     round: int  # from 1, within the time step
-    state: Tree  # what the part remembers of all clients, [K, ...]
-    adjacency: Tensor  # [K, K] bool: may client k ask client j in this round? Never itself
-    true_cluster: (
-        Tensor  # [K] int64: whose data are alike. For the oracle alone: no client knows it
-    )
+    state: Tree  # the part's state of all clients, [K, ...]
+    adjacency: Tensor  # [K, K] bool: can client k reach client j in this round? Never itself
+    # [K] int64: whose data are alike; no client of a real federation knows it
+    true_cluster: Tensor
     hyper: dict[str, Tensor]
     key: Key
     info: TaskInfo
@@ -253,48 +254,48 @@ class PeerContext(NamedTuple):
 
 class PeerAverage(NamedTuple):
     """An average of a client's model with those of some peers, weighted by their numbers of
-    training rows.
+    training examples.
 
-    Peers enter as they were at the end of the round before, the client itself as mixed so far:
-    mixes follow each other.
+    Peers enter as they were at the end of the round before, the client's own model as averaged so
+    far: averages follow each other.
     """
 
-    peers: Tensor  # [K, m] int64, -1: nobody
+    peers: Tensor  # [K, m] int64, -1: no peer
     names: tuple[str, ...] | None = None  # parameters it covers; None: all, and the buffers
 
 
 class PeerSelection(NamedTuple):
-    """Whom clients listen to where there is no server."""
+    """Which peers clients average with where there is no server."""
 
     init: Callable[[TaskInfo], Tree]  # -> state [K, ...]
-    # -> [K, m]: whose models each client tries on its own training rows; -1: nobody
+    # -> [K, m]: peers whose models each client evaluates on its training examples; -1: none
     candidates: Callable[[PeerContext], Tensor]
-    # (probed, losses [K, m], ctx) -> mixes, state
+    # (candidates, losses [K, m], ctx) -> averages, state
     select: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
-    extra_bytes: int = 0  # bytes a probed peer sends for every client there is, besides its model
+    extra_bytes: int = 0  # bytes a candidate sends for every client there is, besides its model
     # the leaf [K, K] of the state that holds how similar two clients seem, which is recorded
     similarity: str = ""
 
 
 class AssignmentDecision(NamedTuple):
-    """Which of several global models each client uses from now on, and which are made, copied or
-    merged for it.
+    """Which of several global models each client uses from now on, and how they are made.
 
-    `recipe` makes the new models from the old ones: row i holds the shares of the old models in the
-    new model i.
+    Row i of `mixing_matrix` holds the shares of the old models in the new model i.
     """
 
-    model_of_client: np.ndarray  # [K] int64: a row of the recipe
+    model_of_client: np.ndarray  # [K] int64: a row of the mixing matrix
     mixing_matrix: np.ndarray  # [new models, old models] float64, rows summing to 1
     state: Tree
 
 
 class ModelAssignment(NamedTuple):
-    """Several global models, and who uses which: decided at the beginning of every time step."""
+    """Several global models, and which client uses which: decided at the start of every time
+    step.
+    """
 
     init: Callable[[TaskInfo], Tree]  # -> state
-    # (loss or error of every model on every client's training rows [K, models], who uses which [K],
-    # rows of each client [K], state, hyper) -> decision
+    # (loss or error of every model on every client's training examples [K, models], the model of
+    # each client [K], examples of each client [K], state, hyper) -> decision
     decide: Callable[
         [np.ndarray, np.ndarray, np.ndarray, Tree, dict[str, Tensor]], AssignmentDecision
     ]
@@ -325,7 +326,7 @@ class Part:
     phases: Callable[[Phase], tuple[Phase, ...]] | None = None
     peers: PeerSelection | None = None  # no server: every client has a model of its own
     model_assignment: ModelAssignment | None = None  # several global models
-    # (a client's label counts [C], a key for it) -> what everybody sees of them
+    # (a client's label counts [C], a key for it) -> the counts that all functions read
     privatize_stats: Callable[[Tensor, Key], Tensor] | None = None
     # fine-tuning by which a client makes its personal model, for evaluation alone; see
     # `rounds/personalization.py`
@@ -342,13 +343,14 @@ class Part:
     frozen: Callable[[TaskInfo], Sequence[str]] | None = None
     # parameters and buffers that every client keeps for itself
     personal: Callable[[TaskInfo], Sequence[str]] | None = None
-    # a subtree of this part's own
-    # a client's first value; fixes names, shapes and types
+    # a client's first state; fixes names, shapes and types
     client_state: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
-    # the form of what one client sends up besides the model
+    # names, shapes and types of what one client sends besides the model
     payload: Callable[[ModelState, TaskInfo], Tree] | None = None
-    server_state: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first value
-    broadcast: Callable[[ServerContext], Tree] | None = None  # what goes down besides the model
+    server_state: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first state
+    broadcast: Callable[[ServerContext], Tree] | None = (
+        None  # what the server sends besides the model
+    )
     # before a run
     # (network, classes) -> the network this method needs
     modify_model: Callable[[Any, int], Any] | None = None
@@ -362,8 +364,7 @@ class Part:
     addresses: tuple[Remedy, ...] = ()  # the kinds of forgetting that it reduces
     reads_label_counts: bool = False  # do its functions read ctx.stats.label_counts?
     reads_inputs: bool = True  # does `loss` read more of a batch than labels and weights?
-    # for people
-    payload_description: str = ""  # what goes up besides the model, in words
+    payload_description: str = ""  # what clients send besides the model, in words
     needs_public_data: bool = False
 
     def __add__(self, other: Part | Method) -> Method:

@@ -1,8 +1,9 @@
 """TCE, truncated cross-entropy: the denominator runs only over the classes the client has.
 
 WSM with the shares replaced by 0 and 1. Legate, Caccia, Belilovsky, "Re-weighted softmax
-cross-entropy to control forgetting in federated learning", 2022, equation 3 of the workshop paper
-on truncated cross-entropy.
+cross-entropy to control forgetting in federated learning", 2022.
+
+    equation 3   -z_y + log sum_{c present} exp(z_c)   hook loss   truncated
 """
 
 from __future__ import annotations

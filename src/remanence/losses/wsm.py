@@ -1,9 +1,11 @@
-"""WSM, the re-weighted softmax: cross-entropy that weighs every class by its share of the client's
+"""WSM, the re-weighted softmax: cross-entropy that weights every class by its share of the client's
 own labels.
 
-A client that lacks a class has nothing to say about it: plain cross-entropy would push that class
-down all the same, and the global model forgets it. Legate, "Re-weighted softmax cross-entropy to
-control forgetting in federated learning", Universite de Montreal 2022, equation 15.
+Plain cross-entropy lowers the logits of classes that a client lacks, and the global model forgets
+them. Legate, "Re-weighted softmax cross-entropy to control forgetting in federated learning",
+Universite de Montreal 2022.
+
+    equation 15   -z_y + log sum_c share_c exp(z_c)   hook loss   re_weighted
 """
 
 from __future__ import annotations

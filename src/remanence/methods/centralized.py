@@ -1,7 +1,11 @@
-"""Centralized training: one model on everybody's rows in one place, the baseline that no federation
-has; and what it forgets from batch to batch.
+"""Centralized training: one model on all clients' data in one place, the baseline that no federation
+reaches; and what it forgets from batch to batch.
 
 Hong et al., "FedWAvg", 2022, section 3.1 and table 1.
+
+    step                                        hook           function
+    a batch again, after the step on the next   step_tracker   recheck_previous_batch
+    numbers of forgetting events                on_client_end  report
 """
 
 from __future__ import annotations
@@ -23,12 +27,12 @@ def centralized(*, events: bool = True) -> Part:
     """All clients' rows are pooled; a round is the local epochs over all of them. With forgetting
     events, counted example by example.
 
-    A batch A is judged right after the step on it, and again after the step on the next batch B.
+    A batch A is evaluated right after the step on it, and again after the step on the next batch B.
     `right_to_wrong` are A's examples that were right and became wrong; `margin_rise` are those
     whose margin error grew, max_{c != y} z_c - z_y, which nearly all of the former are among. The
     paper calls both forgetting events and leaves the margin error open: the one here is a reading,
-    after Toneva et al., ICLR 2019. That batch A is judged after its own step, and so with what it
-    taught, is a reading too. The last batch of a round has no successor and is not judged again.
+    after Toneva et al., ICLR 2019. That batch A is evaluated after its own step, and so with what it
+    taught, is a reading too. The last batch of a round has no successor and is not evaluated again.
 
     events: count them (two more passes a step); their numbers in a round are in the metrics under
         "extras", those of every example are kept in `own`.
@@ -56,11 +60,11 @@ def init_events(info: TaskInfo) -> Tree:
 
 
 def init_counts(ctx: Context, ops: ClientOps) -> Tree:
-    """Events of each example in this round, and the batch to be judged again: before the first
+    """Events of each example in this round, and the batch to evaluate again: before the first
     step one of rows that nothing can happen to.
     """
     info, rows = ctx.info, ctx.info.batch_size
-    nobody = {
+    empty = {
         "x": torch.zeros(rows, *info.example_shape, dtype=info.example_dtype, device=info.device),
         "y": torch.zeros(rows, dtype=torch.int64, device=info.device),
         "ids": torch.zeros(rows, dtype=torch.int64, device=info.device),
@@ -69,30 +73,35 @@ def init_counts(ctx: Context, ops: ClientOps) -> Tree:
         # and no error is larger than that
         "error": torch.full((rows,), torch.inf, dtype=info.dtype, device=info.device),
     }
-    return {"counts": init_events(info), "last": nobody}
+    return {"counts": init_events(info), "last": empty}
 
 
 def recheck_previous_batch(
-    memory: Tree, before: ModelState, after: ModelState, batch: Batch, ops: ClientOps, ctx: Context
+    tracker_state: Tree,
+    before: ModelState,
+    after: ModelState,
+    batch: Batch,
+    ops: ClientOps,
+    ctx: Context,
 ) -> Tree:
     """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a
     step hands on the same form whatever the batch's width.
     """
-    last = memory["last"]
+    last = tracker_state["last"]
     right, error = correct_and_margin(ops.forward(after, last["x"]), last["y"])
     happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
     counts = {
-        name: memory["counts"][name].index_add(0, last["ids"], happened[name].long())
+        name: tracker_state["counts"][name].index_add(0, last["ids"], happened[name].long())
         for name in EVENTS
     }
     right, error = correct_and_margin(ops.forward(after, batch.x), batch.y)
     now = {"x": batch.x, "y": batch.y, "ids": batch.ids, "right": right, "error": error}
-    nobody = init_counts(ctx, ops)["last"]
+    empty = init_counts(ctx, ops)["last"]
     return {
         "counts": counts,
         "last": {
             name: torch.cat([now[name].to(rest), rest[len(batch.y) :]])
-            for name, rest in nobody.items()
+            for name, rest in empty.items()
         },
     }
 

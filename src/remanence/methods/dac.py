@@ -1,8 +1,14 @@
-"""DAC: decentralized adaptive clustering. Clients listen to those whose models do well on their own
+"""DAC: decentralized adaptive clustering. Clients average with peers whose models do well on their own
 data, and so find their cluster.
 
 Zec et al., "Decentralized adaptive clustering of deep nets is beneficial for client collaboration",
 2022, as algorithm 3 of Klefbom and Toftås 2023.
+
+    step                                        hook              function
+    s <- 1 / (K - 1)                            peers.init        similarity.init_similarity
+    m peers, by softmax(tau s)                  peers.candidates  probe
+    s <- inverse losses, and two hops           peers.select      similarity.update
+    average with these peers                    peers.select      decide
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """FedAvg: train locally, average the models by number of examples.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS
-2017. It is what every slot does by default, so the part is empty.
+2017, algorithm 1. Every slot does this by default, so the part is empty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
-"""FedBABU: the body is trained together on a head that stays random; each client then fine-tunes a
-model of its own.
+"""FedBABU: clients train the body together on a random head; each then fine-tunes a model of its own.
 
 Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR
 2022, algorithm 1.
+
+    step                                          hook         function
+    train and average the body, head as at first  frozen       head_names
+    fine-tune tau_f epochs, for evaluation        personalize  trainable
 """
 
 from __future__ import annotations

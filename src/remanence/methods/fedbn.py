@@ -1,8 +1,10 @@
-"""FedBN: normalization stays at home, so that clients whose inputs look different can share
-everything else.
+"""FedBN: normalization layers stay with their client, so that clients whose inputs differ in
+appearance share everything else.
 
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch
-normalization", ICLR 2021, algorithm 1.
+normalization", ICLR 2021.
+
+    algorithm 1: average all layers but normalization   hook personal   normalization_params
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""FedDF: the averaged model learns at the server to say what the round's clients say together.
+"""FedDF: the server trains the averaged model to predict what the round's clients predict together.
 
 Lin et al., "Ensemble distillation for robust model fusion in federated learning", NeurIPS 2020,
 algorithm 1.
+
+    step                                        hook          function
+    x <- mean of the x_k, weighted by n_k       (default)
+    x <- x - lr grad KL(mean of logits || x)    server_train  learn_from_ensemble
+    loss of a public example                    -             ensemble_loss
 """
 
 from __future__ import annotations

@@ -1,8 +1,15 @@
-"""FedDrift: several global models, one for every concept that is around; clients that no model fits
-start a new one, and models that agree are merged.
+"""FedDrift: several global models, one for each concept. Clients that no model fits start a new one,
+and models that agree are merged.
 
 Jothimurugesan, Hsieh, Wang, Joshi, Gibbons, "Federated learning under distributed concept drift",
 AISTATS 2023, algorithm 1 and section 4.
+
+    step                                        hook                     function
+    losses of all models on all clients' data   model_assignment         measured by the round
+    drift detected: a new model                 model_assignment.decide  decide
+    distances between models                    model_assignment.decide  measure_distances
+    hierarchical clustering                     model_assignment.decide  merge
+    FedAvg of each model by its clients         (default)
 """
 
 from __future__ import annotations

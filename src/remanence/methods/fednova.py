@@ -1,8 +1,14 @@
-"""FedNova: a client that makes more local steps must not pull harder, so every update is divided by
-its own number of steps.
+"""FedNova: every client's update is divided by its own number of effective steps, so that more local
+steps give no more weight.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization",
-NeurIPS 2020.
+NeurIPS 2020, section 4.
+
+    step                                   hook               function
+    a_i, accumulated over the local steps  step_tracker       init_, next_effective_steps
+    send ||a_i||_1                         on_client_end      send_steps
+    d = sum_i p_i (y_i - x) / ||a_i||_1    aggregate.partial  sum_normalized
+    x <- x + tau_eff d                     aggregate.finalize rescale
 """
 
 from __future__ import annotations
@@ -72,15 +78,22 @@ def init_effective_steps(ctx: Context, ops: ClientOps) -> Tree:
 
 
 def next_effective_steps(
-    memory: Tree, before: ModelState, after: ModelState, batch: Batch, ops: ClientOps, ctx: Context
+    tracker_state: Tree,
+    before: ModelState,
+    after: ModelState,
+    batch: Batch,
+    ops: ClientOps,
+    ctx: Context,
 ) -> Tree:
-    return ops.effective_steps(memory)
+    return ops.effective_steps(tracker_state)
 
 
 def send_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """a_i = -u / lr"""
     lr = ctx.optimizer_hparams["lr"]
-    moving = lr > 0  # a schedule may end at 0: nobody moved then, and any number of steps will do
+    moving = (
+        lr > 0
+    )  # a schedule may end at 0: no client moves then, and any number of steps will do
     steps = -ctx.tracker_state["at"]["u"] / torch.where(moving, lr, torch.ones_like(lr))
     return {}, {"steps": torch.where(moving, steps, torch.ones_like(steps))}
 

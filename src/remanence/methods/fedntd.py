@@ -1,8 +1,11 @@
-"""FedNTD: a client keeps what the global model says about the classes that are not the answer.
+"""FedNTD: distillation of the global model's predictions over all classes but the true one.
 
-Learning the true class from local labels is what a client is for; what it forgets is the order of
-all the others. So only those are distilled. Lee et al., "Preservation of the global knowledge by
-not-true distillation in federated learning", NeurIPS 2022, equations 4 and 5.
+A client learns the true class from its labels; what it forgets is the order of all others, so only
+those are distilled. Lee et al., "Preservation of the global knowledge by not-true distillation in
+federated learning", NeurIPS 2022.
+
+    equation 4   softmax over the not-true classes        not_true
+    equation 5   CE + beta tau^2 KL(q_global || q_local)  hook loss_terms   distil_not_true
 """
 
 from __future__ import annotations
@@ -59,5 +62,5 @@ def not_true(logits: Tensor, y: Tensor) -> Tensor:
     """
     true = (y.argmax(dim=1) if y.dim() == 2 else y).unsqueeze(1)  # [B, 1]
     places = torch.arange(logits.shape[1] - 1, device=logits.device).unsqueeze(0)
-    # whoever stands at or behind the true class moves up by one
+    # classes at or behind the true one move up by one
     return logits.gather(1, places + (places >= true))

@@ -1,6 +1,8 @@
-"""FedProx: a spring that ties every local model to the global one.
+"""FedProx: a proximal term ties every local model to the global one.
 
-Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, equation 2.
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
+
+    equation 2   h(w) = F(w) + mu/2 ||w - w_t||^2   hook regularizers   proximal
 """
 
 from __future__ import annotations

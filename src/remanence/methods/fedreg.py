@@ -1,9 +1,14 @@
-"""FedReg: local steps that may not undo what the received model knew, for which made-up inputs
-stand in.
+"""FedReg: local steps that do not undo what the received model knows, which generated inputs stand for.
 
-Inputs moved up the received model's loss, labeled by that model, carry its memory; where a local
-gradient works against theirs, that part is taken out. Xu et al., "Acceleration of federated
-learning with alleviated forgetting in local training", ICLR 2022.
+Inputs moved up the loss of the received model, with its predictions as labels, hold its knowledge.
+Where a local gradient opposes theirs, that component is removed. Xu et al., "Acceleration of
+federated learning with alleviated forgetting in local training", ICLR 2022.
+
+    step                                        hook             function
+    pseudo data, perturbed data                 gradient         sign_ascent
+    gradients at interpolated parameters        gradient         interpolate
+    projection of the gradient                  gradient         in `fedreg`
+    plain mean of the models                    client_weights   uniform_weights
 """
 
 from __future__ import annotations
@@ -18,8 +23,8 @@ from remanence.core.pytree import Params
 from remanence.core.slots import ClientOps, Context, Part, ServerContext
 from remanence.core.types import Batch, Reply
 
-# Below this squared length a gradient is rounding: in a client's first step the memory's own
-# answers have none at all. Far above the rounding of float32.
+# Below this squared length a gradient is rounding: in a client's first step the pseudo data's
+# own labels give none at all. Far above the rounding of float32.
 FLOOR = 1e-8
 TOKENS = (
     "fedreg moves inputs along their gradient, which token numbers do not have: use it with"
@@ -73,16 +78,16 @@ def fedreg(
         perturbed = sign_ascent(old, batch, hyper["eta_p"], ops)
         between = interpolate(params, old, hyper["beta"])
         g = ops.grad(interpolate(params, old, hyper["gamma"]), batch)
-        memories = (
+        pseudo_gradients = (
             ops.grad(between, pseudo._replace(y=remembered)),
             ops.grad(between, perturbed),
         )
         result: Params = g
-        for memory in memories:
-            against = pytree.dot(g, memory).clamp(max=0) / pytree.squared_norm(memory).clamp(
+        for opposed in pseudo_gradients:
+            against = pytree.dot(g, opposed).clamp(max=0) / pytree.squared_norm(opposed).clamp(
                 min=FLOOR
             )
-            result = pytree.axpy(-against, memory, result)
+            result = pytree.axpy(-against, opposed, result)
         return result
 
     return Part(

@@ -3,6 +3,14 @@ one.
 
 Hong et al., "Weighted averaging federated learning based on example forgetting events in label
 imbalanced non-IID", Applied Sciences 2022, algorithm 1.
+
+    line      step                                        hook             function
+    2         F = 1, W = 1                                client_state     init_client_state
+    5, 10-12  F_n <- examples right before, wrong now     on_client_start  count_forgettable
+    6-9       local training                              (default)
+    5         keep the trained model for the next round   on_client_end    store_model
+    14        W <- (1 - alpha) + alpha N F / sum F        client_weights   forgetting_weights
+    15        new model <- 1/N sum_n W_n w_n              (default)
 """
 
 from __future__ import annotations
@@ -34,14 +42,14 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
 
     F_n counts the forgettable examples of client n: those of its training data that its last local
     model had right and the received global model has wrong. It is 1 until the client's first count,
-    and where nobody forgot anything all weights are 1. N are the clients of the round; one that was
+    and where no client forgot anything all weights are 1. N are the clients of the round; one that was
     not counted in it brings its last F (both our reading: in the paper all clients take part).
     Works on top of any method that averages.
 
     alpha: the update ratio, from 0 (a plain mean) to below 1.
     every: t, the event period: F is counted in rounds t, 2t, 3t and so on.
-    noise: deviation of Gaussian noise on every F that is sent, never below 0, so that no single
-        example can be told from it; 0: the true number.
+    noise: deviation of Gaussian noise on every F that is sent, never below 0, so that it reveals
+        no single example; 0: the true number.
     """
     check_range(0 <= alpha < 1, "fedwavg", "alpha", "from 0 to below 1", alpha)
     check_range(every >= 1, "fedwavg", "every", "of at least 1", every)

@@ -1,9 +1,19 @@
 """Flashback: clients distill from the global model, and the server from the clients and the previous
-global model, each class by label counts.
+global model, each class in proportion to label counts.
 
 "Flashback: understanding and mitigating forgetting in federated learning", 2023, algorithm 1.
-Forgetting in local training and in aggregation feed each other; so both are held, and a teacher is
-believed about a class as far as it has seen examples of it.
+Forgetting in local training and in aggregation feed each other, so both are reduced; a teacher has
+weight on a class in proportion to the examples of it that the teacher was trained on.
+
+    line   step                                       hook                 function
+    1      pi = 0, r_k = 0                            server_state         init_label_counts
+    5      send the model and pi                      broadcast            in `flashback`
+    7, 10  local steps with dynamic distillation      loss_terms           client_distillation
+    -      send the label counts mu_k                 on_client_end        send_counts
+    14-15  w <- mean of the w_k, weighted by n_k      (default)
+    16-23  train w on the public set, with teachers   server_train         server_distillation
+    21     loss of a public example                   -                    server_loss
+    24-29  pi <- pi + gamma mu_k while gamma r_k <= 1 update_server_state  update_label_counts
 """
 
 from __future__ import annotations
@@ -102,16 +112,21 @@ def server_distillation(
     pi, counts = srv.state["pi"].unsqueeze(0), replies.payload["flashback"]["label_counts"]
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
     before = ModelState(*(pytree.broadcast(tree, 1) for tree in previous))
-    said = torch.cat(
+    teacher_logits = torch.cat(
         [ops.predict_logits(ops.local_models(replies)), ops.predict_logits(before)]
     )  # [k + 1, n, C]
-    return ops.fit(merged, server_loss, {"said": said, "alpha": alpha}, epochs=server_epochs)
+    return ops.fit(
+        merged,
+        server_loss,
+        {"teacher_logits": teacher_logits, "alpha": alpha},
+        epochs=server_epochs,
+    )
 
 
 def server_loss(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
     """Line 21."""
     return cross_entropy(out.logits, batch.y, reduction="none") + distill(
-        out.logits, given["said"][:, place], given["alpha"]
+        out.logits, given["teacher_logits"][:, place], given["alpha"]
     )
 
 

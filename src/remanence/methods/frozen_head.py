@@ -1,8 +1,9 @@
-"""Frozen head: the classifier stays at its initial values, an answer sheet that all clients share
-and nobody can spoil.
+"""Frozen head: the classifier keeps its initial values, which all clients share.
 
 An option of any method: Hong et al., "FedWAvg", 2022, section 6 and figure 3; after Oh et al.,
 "FedBABU", ICLR 2022.
+
+    the classifier is neither trained nor sent   hook frozen   head_names
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def head_names(info: TaskInfo) -> tuple[str, ...]:
 
 
 def need_head(name: str, info: TaskInfo) -> None:
-    """Refuse a network whose classifier cannot be told from its body."""
+    """Refuse a network whose classifier cannot be separated from its body."""
     if not info.head:
         raise InputError(
             f"{name} needs a model with a classifier of its own, and this one has no"

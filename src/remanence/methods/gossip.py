@@ -1,9 +1,12 @@
-"""Learning without a server, peers chosen by chance, by an oracle, or not at all.
+"""Learning without a server: peers chosen at random, by the true clusters, or none.
 
 Every client has a model of its own. In a round it averages it with those of some peers, as they
 were at the end of the round before, and trains the result.
-Random: Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers
-    2023, algorithm 2, after Zec et al. 2022.
+
+Random: Klefbom and Toftås, "Decentralized deep learning under distributed concept drift",
+Chalmers 2023, algorithm 2, after Zec et al. 2022.
+
+    m random peers, average with them   hook peers.select   decide
 """
 
 from __future__ import annotations
@@ -80,7 +83,7 @@ def local() -> Part:
     return Part("local", peers=PeerSelection(no_state, no_candidates, decide))
 
 
-MODELS = "its model, to whoever asks"
+MODELS = "its model, to each client that asks"
 
 
 def no_state(info: TaskInfo) -> Tree:

@@ -1,8 +1,18 @@
-"""HAST: hierarchical aggregation with similarity-based tuning. The whole model is averaged with
-anybody, the classifier with those alike.
+"""HAST: hierarchical aggregation with similarity-based tuning. Clients average the whole model with
+random peers, and the classifier with similar ones.
 
 Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers 2023,
-algorithm 4.
+algorithm 4, whose lines have no numbers.
+
+    step                                        hook              function
+    s <- 1 / (K - 1)                            peers.init        similarity.init_similarity
+    S_rand <- m random clients                  peers.candidates  probe
+    s <- UpdateSimilarities(S_rand, w)          peers.select      decide, similarity.update
+    w <- FedAvg of all layers (S_rand and C)    peers.select      decide, first PeerAverage
+    S_sim <- WeightedSampling(m, s)             peers.select      decide, sample_weighted
+    w_phi <- FedAvg of classifier (S_sim and C) peers.select      decide, second PeerAverage
+    w <- LocalTraining(w)                       phases            fine_tune, first phase
+    w_phi <- LocalTraining(w_phi)               phases            fine_tune, second phase
 """
 
 from __future__ import annotations

@@ -1,7 +1,13 @@
-"""MOON: features are drawn to the global model's and pushed away from those of the client's own
-last model.
+"""MOON: features are drawn to the global model's and pushed away from those of the client's own last
+model.
 
-Li, He, Song, "Model-contrastive federated learning", CVPR 2021, equation 3.
+Li, He, Song, "Model-contrastive federated learning", CVPR 2021, algorithm 1.
+
+    step                                        hook           function
+    projection head before the classifier       modify_model   project
+    l_con (equation 3), added to the loss        loss_terms     contrast
+    w_prev <- the trained model                 on_client_end  store_model
+    average by number of examples               (default)
 """
 
 from __future__ import annotations
@@ -94,12 +100,12 @@ class Projected(nn.Module):
         super().__init__()
         self.body = copy.deepcopy(network)
         wide: int = self.body.head.in_features  # type: ignore[union-attr, assignment]
-        # a classifier nobody asks would still be averaged and stored
+        # an unused classifier would still be averaged and stored
         self.body.head = nn.Identity()
         self.projection = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, width))
         self.head = nn.Linear(width, classes)
         if hasattr(network, "vocabulary"):
-            self.vocabulary = network.vocabulary  # whoever holds the tokens compares them with it
+            self.vocabulary = network.vocabulary  # compared with the tokens of the data
 
     def features(self, x: Tensor) -> Tensor:
         features: Tensor = self.projection(self.body.features(x))  # type: ignore[operator]  # [B, ...] -> [B, width]

@@ -2,6 +2,17 @@
 
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020,
 algorithm 1.
+
+    line   step                                   hook                 function
+    -      c, c_i = 0                             server_state,        zero_control_variates
+                                                  client_state
+    5      send x and c to the clients            broadcast            in `scaffold`
+    10     y <- y - lr (g(y) - c_i + c)           transforms           correct
+    12 i   c_i+ = gradient at x                   on_client_end        control_from_data
+    12 ii  c_i+ = c_i - c + (x - y) / (K lr)      on_client_end        control_from_steps
+    13     send the change of c_i                 payload              communicated
+    16-17  x <- mean of the y_i                   (default)            uniform_weights, if `equal`
+    17     c <- c + sum of the changes / N        update_server_state  update_server_control
 """
 
 from __future__ import annotations
@@ -19,7 +30,7 @@ from remanence.core.pytree import Params, Tree
 from remanence.core.slots import ClientOps, Context, Optimizer, Part, ServerContext, Transform
 from remanence.core.types import Batch, ModelState, Reply, TaskInfo
 
-# rows of a whole-data gradient taken at once, so that memory does not grow with a client's data
+# examples of a whole-data gradient at once, so that memory does not grow with a client's data
 GRADIENT_ROWS = 500
 
 
@@ -29,7 +40,7 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
     the changes / N.
 
     c_i estimates client i's gradient and c everyone's; all start at zero, so that c is the mean of
-    all N clients' c_i at any time, whoever takes part. The server's rate is 1: add a server
+    all N clients' c_i at any time, whichever take part. The server's rate is 1: add a server
     optimizer, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 takes K steps of lr to
     be K gradients. Momentum makes them more, 1 / (1 - momentum) times in the end, and from a factor
     of 2 on the variates feed on their own error: with a momentum above 0.5, or with Adam, take
@@ -109,7 +120,7 @@ def correct(grads: Params, params: Params, ctx: Context) -> Params:
 def control_from_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """Option II: c_i+ = c_i - c + (x - y_i) / (K lr)."""
     lr = ctx.optimizer_hparams["lr"]
-    # a schedule may end at 0: nothing moved then, and nothing was learnt about the gradient
+    # a schedule may end at 0: nothing moved then, and says nothing about the gradient
     moving = lr > 0
     length = ctx.steps * torch.where(moving, lr, torch.ones_like(lr))
 
@@ -144,7 +155,7 @@ def full_gradient(params: Params, data: Batch, ops: ClientOps) -> Params:
     total = pytree.zeros_like(params)
     for piece in zip(*(torch.tensor_split(field, pieces) for field in data), strict=True):
         batch = Batch(*piece)
-        rows = batch.weight.sum()  # 0 where a shorter client of a stack has only padding left
+        rows = batch.weight.sum()  # 0 where no example of the piece counts
         share = rows / data.weight.sum()
         some = ops.grad(
             params,

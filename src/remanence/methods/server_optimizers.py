@@ -1,11 +1,17 @@
-"""Server optimizers: the mean of the clients' moves is taken for a gradient, and the server steps
+"""Server optimizers: the mean of the clients' updates is taken for a gradient, and the server steps
 along it with momentum or adaptive rates.
 
 FedAvgM: Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
 classification", 2019. FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive federated
 optimization", ICLR 2021, algorithm 2. As there, moments are not corrected for their start, v starts
-at tau^2 (the least it allows), and the move itself is squared (an early version of the paper
+at tau^2 (the least it allows), and the update itself is squared (an early version of the paper
 squares its running mean; the authors call that a slip).
+
+    step                                hook           function
+    m = 0, v = tau^2                    server_state   init_momentum, in `adaptive`
+    m <- beta1 m + (1 - beta1) update   server_update  apply_adaptive
+    v <- by the rule of each method     server_update  adam_, yogi_, adagrad_second_moment
+    x <- x + lr m / (sqrt(v) + tau)     server_update  apply_adaptive
 """
 
 from __future__ import annotations
@@ -127,7 +133,7 @@ def apply_adaptive(second: SecondMoment) -> ServerUpdate:
         moved = pytree.map(
             lambda m, v, x: x + hyper["lr"] * m / (torch.sqrt(v) + hyper["tau"]), m, v, params
         )
-        # names that nobody sent stay where they are
+        # parameters that no client sent stay where they are
         return params | moved, {"m": state["m"] | m, "v": state["v"] | v}
 
     return apply

@@ -77,10 +77,10 @@ def _two_hops(
     k among those that know j.
     """
     # [K, m, K]: what the probed peers held of everybody at the end of the round before
-    told = old[place]
-    knows = there.unsqueeze(2) & (told > 0)
-    trust = torch.where(knows, alike.unsqueeze(2), -torch.inf)  # [K, m, K]
-    best, teller = trust.max(dim=1)  # [K, K]
-    hearsay = told.gather(1, teller.unsqueeze(1)).squeeze(1)
-    stranger = ~met & ~torch.eye(len(old), dtype=torch.bool, device=old.device)
-    return torch.where(stranger & (best > -torch.inf), hearsay, new)
+    peer_tables = old[place]
+    knows = there.unsqueeze(2) & (peer_tables > 0)
+    weight = torch.where(knows, alike.unsqueeze(2), -torch.inf)  # [K, m, K]
+    best, via = weight.max(dim=1)  # [K, K]
+    indirect = peer_tables.gather(1, via.unsqueeze(1)).squeeze(1)
+    unknown = ~met & ~torch.eye(len(old), dtype=torch.bool, device=old.device)
+    return torch.where(unknown & (best > -torch.inf), indirect, new)

@@ -51,7 +51,7 @@ def dp(
 
     clip: the longest way of a client over all parameters that travel; the first one, where it
         adapts. noise: the multiplier z; 0: clipping alone, no promise.
-    delta: at which epsilon is told, well below 1 / clients. quantile: of the moves, to which the
+    delta: at which epsilon is reported, well below 1 / clients. quantile: of the moves, to which the
     clip adapts. budget: an epsilon at which the run stops before it is passed; 0: no limit.
     """
     check_range(clip > 0, NAME, "clip", "above 0", clip)

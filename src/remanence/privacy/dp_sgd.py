@@ -36,7 +36,7 @@ def dp_sgd(
     secret (batches are shuffled, not drawn by coins).
 
     clip: the longest gradient of a row. noise: the multiplier z; 0: clipping alone, no promise.
-    delta: at which epsilon is told, well below 1 / rows of a client. budget: an epsilon at which
+    delta: at which epsilon is reported, well below 1 / rows of a client. budget: an epsilon at which
     the run stops before it is passed; 0: no limit.
     """
     check_range(clip > 0, NAME, "clip", "above 0", clip)

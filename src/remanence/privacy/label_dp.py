@@ -34,7 +34,7 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
     fedlc, fedrs, masked_ce and tce. About half of the classes that a client lacks then seem to be
     there. The number of its rows, by which clients are weighed, is taken to be public.
 
-    noise: the deviation, in examples. delta: at which epsilon is told.
+    noise: the deviation, in examples. delta: at which epsilon is reported.
     """
     check_range(noise > 0, NAME, "noise", "above 0", noise)
     check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
