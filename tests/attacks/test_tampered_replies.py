@@ -101,7 +101,7 @@ def test_a_little_by_hand() -> None:
     # mean
     assert rows_of(act("a_little_is_enough", make_replies(ROWS)))[1] == [1.0, 2.0, 2.5]
     assert rows_of(act("a_little_is_enough(z=2)", make_replies(ROWS), np.arange(3))) == ROWS, (
-        "nobody honest to look at"
+        "no benign reply to imitate"
     )
     assert rows_of(act("a_little_is_enough(z=2)", make_replies(ROWS), np.array([8]))) == ROWS, (
         "the attacker is not in the round"
@@ -195,7 +195,7 @@ def test_facts_are_lied_about_by_hand() -> None:
     ]
     alike = act("count_lies(factor=1, claim=inverse)", replies, np.array([0]))
     assert alike.payload["flashback"]["label_counts"].tolist()[0] == [1, 1, 1], (
-        "whoever has all alike lacks nothing"
+        "a client with equal counts lacks no class"
     )
     assert counts[1].tolist() == [6, 0, 3]
 
@@ -231,7 +231,7 @@ def test_without_attacks_on_replies_chunks_stream_through() -> None:
 
 
 def test_liars_about_likeness_by_hand() -> None:
-    """Clients 1 and 3 attack. Client 0 probed 1 and nobody, client 2 probed 3 and 0; attacker 1
+    """Clients 1 and 3 attack. Client 0 probed 1 only, client 2 probed 3 and 0; attacker 1
     probed 3 and is not fooled.
     """
     (attack,) = parse_attacks("similarity_lies(loss=0.01)")

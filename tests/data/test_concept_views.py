@@ -123,7 +123,7 @@ def test_noise_is_fixed_by_row_and_split_alone() -> None:
         return image
 
     first = see([4, 5, 6, 7], "train", 2)
-    assert (first == see([6], "train", 2)).all()  # whoever else is held
+    assert (first == see([6], "train", 2)).all()  # whatever other ids are used
     assert (first != see([6, 7], "train", 3)).any()
     assert (first != see([6], "test", 2)).any()
 

@@ -108,7 +108,7 @@ ONE = np.zeros(1, dtype=np.int64)
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(dataset: ArrayDataset, complaint: str) -> None:
+def test_errors_name_the_problem(dataset: ArrayDataset, complaint: str) -> None:
     with pytest.raises(InputError, match=f"dataset 'mine' has .*{complaint}"):
         validate(dataset)
 

@@ -69,7 +69,7 @@ renewals = st.sampled_from(drift_sampling.RESAMPLE)
 def test_no_validation_row_is_ever_trained_on_by_anyone_in_any_view(
     world: str, resample: str, samples: int, validation: int, seed: int
 ) -> None:
-    """160 rows, and far more drawn: pools are reshuffled many times."""
+    """160 examples, and far more draws: pools are reshuffled many times."""
     result = deal(world, samples, validation, resample, seed, steps=8)
     assert not np.intersect1d(flatten(result.train) % 160, flatten(result.valid) % 160).size
 
@@ -95,8 +95,8 @@ def test_every_client_has_its_number_of_rows_of_its_concept(
 
 @given(st.integers(1, 14), st.integers(1, 60), st.integers(0, 99))
 def test_a_pool_repeats_no_row_until_it_is_empty(count: int, draws: int, seed: int) -> None:
-    """Dealt in a row, every stretch of 14 that starts at a multiple of 14 holds each of the 14
-    rows once; nobody gets one twice at a time.
+    """In a sequence of draws, every block of 14 that starts at a multiple of 14 holds each of the 14
+    examples once; no draw repeats an example.
     """
     pool = example_pools.ExamplePool(np.arange(10, 24), Key(seed))
     rows = [pool.draw(count) for _ in range(draws)]
@@ -106,7 +106,7 @@ def test_a_pool_repeats_no_row_until_it_is_empty(count: int, draws: int, seed: i
         seen.update(part.tolist())
         most, dealt = max(seen.values()), sum(seen.values())
         assert most == -(-dealt // 14)  # as few as can be ...
-        # ... and nobody left out
+        # ... and none left out
         assert dealt < 14 or min(seen[row] for row in range(10, 24)) == dealt // 14
 
 
@@ -121,7 +121,7 @@ def test_rows_are_not_reused_while_there_are_enough() -> None:
     assert result.reused == []
 
 
-def test_reuse_is_told() -> None:
+def test_reuse_is_reported() -> None:
     """80 rows a cluster at 3 : 1 are 60 for training and 20 for validation; 12 draws of 15 and
     5 need 180 and 60, three times all of them.
     """
@@ -185,7 +185,7 @@ def test_the_key_alone_decides(world: str, seed: int) -> None:
 
 
 def test_validation_is_stratified_by_label_within_each_pool() -> None:
-    """Six labels' worth of strata: overlap has class 0 in pool 0, classes 1 and 2 in both, 3 in
+    """The strata: overlap has class 0 in pool 0, classes 1 and 2 in both, 3 in
     pool 1; a quarter of 40 rows each is 10.
     """
     split = make_split()
@@ -263,11 +263,11 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         deal("label", samples=70, validation=20)  # 80 x 2 / 9 = 17.8
     with pytest.raises(InputError, match="cannot draw -1 samples"):
         deal("label", samples=-1)
-    with pytest.raises(InputError, match=r"drift\.resample cannot be 'nobody'"):
-        deal("label", resample="nobody")
+    with pytest.raises(InputError, match=r"drift\.resample cannot be 'none'"):
+        deal("label", resample="none")
 
 
-def test_a_cluster_nobody_visits_may_have_too_few_rows() -> None:
+def test_a_cluster_without_clients_may_have_too_few_examples() -> None:
     concepts = [Concept(labels=(0,)), Concept(labels=(1,), size_factor=100.0)]
     result = sample_examples(
         np.zeros((2, 3), np.int64), concepts, make_split(), np.arange(160), 0, 0, "everyone", Key(0)

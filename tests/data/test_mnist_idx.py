@@ -125,7 +125,7 @@ def test_broken_gzip_files_are_named(tmp_path: Path, raw: bytes) -> None:
 def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """100 MiB of zeros behind a header of 18 bytes: one byte more than declared is looked at,
+    """100 MiB of zeros behind a header of 18 bytes: one byte more than declared is read,
     and the file refused.
     """
     path = tmp_path / "images.gz"

@@ -232,7 +232,7 @@ def test_the_papers_partition_is_100_clients_of_500() -> None:
 def test_clients_drawing_last_are_not_always_the_same() -> None:
     """When pools run low the last to draw get what is left; which client that is must not depend on
     its number. One class of two is
-    rare: whoever wants it early gets it.
+    rare: the clients that draw early get it.
     """
     labels = np.array([0] * 90 + [1] * 10)
     first_half = 0

@@ -31,7 +31,7 @@ def test_rows_by_hand() -> None:
     assert rows.ids.dtype == rows.offsets.dtype == np.int64
 
 
-def test_nobodys_rows() -> None:
+def test_no_clients() -> None:
     rows = PartitionIndices.concat([])
     assert rows.ids.tolist() == []
     assert rows.sizes.tolist() == []
