@@ -87,11 +87,11 @@ def test_a_longer_run_writes_steps_down(monkeypatch: pytest.MonkeyPatch) -> None
     choice, tried = choose_with(monkeypatch, SLOW_LOOP, rounds=5_000)
     assert tried[2:] == [("processes", 1, "captured")]
     assert choice[:1] + choice[3:] == ("processes", "captured", 1)
-    told = (
+    reason = (
         "processes captured: milliseconds a local step of one client: sequential 10.00, processes 5.00,"
         " processes captured 4.00"
     )
-    assert choice.reason == told
+    assert choice.reason == reason
 
 
 def test_workers_stack_networks_without_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,11 +79,11 @@ def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
     to be written.
     """
     last = StepTracker(
-        lambda ctx, lent: {"last": dict(ctx.start.params)},
-        lambda memory, before, after, batch, lent, ctx: {"last": dict(before.params)},
+        lambda ctx, ops: {"last": dict(ctx.start.params)},
+        lambda memory, before, after, batch, ops, ctx: {"last": dict(before.params)},
     )
 
-    def tell(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+    def tell(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
         moved = sum(
             (trained.params[name] - ctx.tracker_state["last"][name]).square().sum()
             for name in trained.params
@@ -124,7 +124,7 @@ def test_memory_that_changes_its_form_is_not_recorded() -> None:
     remembers = Part(
         "remembers",
         step_tracker=StepTracker(
-            lambda ctx, lent: {}, lambda memory, before, after, batch, lent, ctx: {"last": batch.y}
+            lambda ctx, ops: {}, lambda memory, before, after, batch, ops, ctx: {"last": batch.y}
         ),
     )
     experiment = small_experiment(remembers)

@@ -153,7 +153,7 @@ def test_who_looks_at_the_inputs() -> None:
     assert looks("fedreg")
     assert looks("centralized")
     assert looks(
-        Part("curious", loss_terms=(lambda out, batch, lent, ctx: batch.x.flatten(1).sum(dim=1),))
+        Part("curious", loss_terms=(lambda out, batch, ops, ctx: batch.x.flatten(1).sum(dim=1),))
     )
     assert looks(
         Part(
@@ -231,7 +231,7 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
 
 def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would() -> None:
     """Rows that pad count: clients of 30 to 1 rows are padded to 30 each. One epoch of equal
-    clients sees each row once, and so would the fronts.
+    clients sees each row once, and so would the prefixes.
     """
 
     def is_cut(partition: str, epochs: int) -> bool:

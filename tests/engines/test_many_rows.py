@@ -74,12 +74,12 @@ def watch(
 ) -> list[int]:
     """-> how many rows each look of a single model is at"""
     seen: list[int] = []
-    judge = type(engine.eval_model).predict
+    predict = type(engine.eval_model).predict
 
     def spy(model: object, values: ModelState, x: Tensor) -> Output:
         before(len(x))
         seen.append(len(x))
-        return judge(model, values, x)  # type: ignore[arg-type]
+        return predict(model, values, x)  # type: ignore[arg-type]
 
     monkeypatch.setattr(type(engine.eval_model), "predict", spy)
     return seen
@@ -116,7 +116,7 @@ def test_few_rows_are_looked_at_together(
     seen = watch(engine, monkeypatch)
     few = experiment.task.public[:4]
     # its kernels have tests of their own
-    monkeypatch.setattr(stack_eval, "with_convolutions", lambda judge: judge)
+    monkeypatch.setattr(stack_eval, "with_convolutions", lambda predict: predict)
     torch.testing.assert_close(
         engine.predict_logits(models, few),
         SequentialEngine(experiment.task).predict_logits(models, few),

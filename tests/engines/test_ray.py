@@ -117,16 +117,16 @@ def wait_for_workers(engine: RayEngine) -> list[int]:
     is replaced first
     """
     crew = engine.assemble()
-    while any(member.starting is not None for member in crew.members):
+    while any(member.starting is not None for member in crew.slots):
         list(crew.map_unordered([ActorRequest("ready", ())]))
         time.sleep(0.1)
     processes: list[int] = ray.get(
-        [member.actor.ready.remote() for member in engine.assemble().members]
+        [member.actor.ready.remote() for member in engine.assemble().slots]
     )
     return processes
 
 
-# ------------------------------------------------------------------------------ equal to the oracle
+# ------------------------------------------------------------------------------ equal to the reference
 
 METHODS = {
     "fedavg": "vectorized",
@@ -166,7 +166,7 @@ def test_one_worker_for_each_core_of_the_cluster(cluster: Any) -> None:
     """Four cores; where others hold some of them, who is there does all the work."""
     experiment = small_experiment("fedavg", WHOLE)
     with closing(RayEngine(experiment.task)) as engine:
-        assert len(engine.assemble().members) == 4
+        assert len(engine.assemble().slots) == 4
         job = make_work(experiment, first_state(experiment), 1)
         replies = list(engine.train(job))
         assert sorted(client for reply in replies for client in reply.client.tolist()) == list(
@@ -187,7 +187,7 @@ def test_two_engines_of_a_run_share_their_workers(cluster: Any) -> None:
         with closing(first):
             assert_equals_loop(training, first, 1)
             assert_equals_loop(tuning, second, 1)
-            assert first.crew is second.crew
+            assert first.pool is second.pool
             assert len(set(wait_for_workers(second))) == 2
         assert_equals_loop(tuning, second, 1)
         where = lambda worker: ray.get_runtime_context().get_node_id()  # noqa: E731 (a lambda travels as it is, a function of this file by its name)
@@ -195,12 +195,12 @@ def test_two_engines_of_a_run_share_their_workers(cluster: Any) -> None:
             len(
                 {
                     ray.get(member.actor.__ray_call__.remote(where))
-                    for member in second.assemble().members
+                    for member in second.assemble().slots
                 }
             )
             == 2
         )
-    assert second.crew is None
+    assert second.pool is None
 
 
 # ------------------------------------------------------------------------------------------- faults
@@ -215,7 +215,7 @@ def mishap(armed: Path, client: int, *, kind: str) -> Part:
     def own(start: ModelState, facts: ClientStats, world: Any) -> dict[str, Any]:
         return {"visits": torch.zeros((), dtype=torch.int64)}
 
-    def before(ctx: Context, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
+    def before(ctx: Context, ops: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         if int(ctx.client) == client and os.path.exists(path):
             if once:
                 os.unlink(path)
@@ -525,7 +525,7 @@ def test_a_crowd_is_put_once(cluster: Any) -> None:
     """
     changes = {"clients.sample": 6, "local.steps": 1, "rounds": 10, "record.every": 10}
     experiment = small_experiment(fast_config("hast"), changes, module=wide_net())
-    crowd = 6 * pytree.nbytes(experiment.task.model.initial.params)
+    stack_bytes = 6 * pytree.nbytes(experiment.task.model.initial.params)
     with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         state, _ = run_rounds(experiment, engine, 1)
         down, up = engine.traffic.down, engine.traffic.up
@@ -534,8 +534,8 @@ def test_a_crowd_is_put_once(cluster: Any) -> None:
             closing(make_recorder(Path(folder), experiment, {})) as recorder,
         ):
             run_round(experiment, engine, state, recorder)
-        assert 2 * crowd <= engine.traffic.down - down < 2.2 * crowd
-        assert crowd <= engine.traffic.up - up < 1.1 * crowd
+        assert 2 * stack_bytes <= engine.traffic.down - down < 2.2 * stack_bytes
+        assert stack_bytes <= engine.traffic.up - up < 1.1 * stack_bytes
 
 
 def test_a_worker_takes_only_the_models_it_needs() -> None:
@@ -559,7 +559,7 @@ def test_a_worker_takes_only_the_models_it_needs() -> None:
 def test_what_cannot_be_pickled_is_refused_at_once() -> None:
     lock = threading.Lock()
 
-    def before(ctx: Context, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
+    def before(ctx: Context, ops: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         with lock:
             return {}, {}
 
@@ -574,7 +574,7 @@ def test_a_function_that_says_torch_and_classes_travels() -> None:
     be pickled in the usual way.
     """
 
-    def before(ctx: Context, lent: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
+    def before(ctx: Context, ops: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"ones": torch.ones(ctx.info.num_classes)}
 
     task = receive_task(

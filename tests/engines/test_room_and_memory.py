@@ -31,7 +31,7 @@ print(plain, count_faults())
 """
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
 def test_freed_memory_is_used_again() -> None:
     answer = subprocess.run(
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True

@@ -323,9 +323,7 @@ def test_a_server_of_ones_own_by_hand() -> None:
 
 
 def test_what_is_sent_must_be_announced() -> None:
-    part = Part(
-        "secretive", on_client_end=lambda ctx, trained, lent: ({}, {"size": ctx.stats.size})
-    )
+    part = Part("secretive", on_client_end=lambda ctx, trained, ops: ({}, {"size": ctx.stats.size}))
     with pytest.raises(AssertionError, match=r"secretive with unequal clients.*not declared"):
         check_method(part)
 
@@ -334,7 +332,7 @@ def test_what_is_kept_must_not_change_its_form() -> None:
     part = Part(
         "growing",
         client_state=lambda *_: {"n": torch.zeros(1)},
-        on_client_end=lambda ctx, trained, lent: ({"n": torch.zeros(2)}, {}),
+        on_client_end=lambda ctx, trained, ops: ({"n": torch.zeros(2)}, {}),
     )
     with pytest.raises(AssertionError, match=r"growing with unequal clients.*must keep its shapes"):
         check_method(part)

@@ -45,7 +45,7 @@ def control_variates() -> Part:
             lambda g, c_i, c: g - c_i + c, grads, ctx.client_state["c"], ctx.broadcast["c"]
         )
 
-    def after(ctx: Context, trained: ModelState, lent: ClientOps) -> tuple[Tree, Tree]:
+    def after(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
         def renew(c_i: Tensor, c: Tensor, x: Tensor, y: Tensor) -> Tensor:
             return c_i - c + (x - y) / ctx.steps / ctx.optimizer_hparams["lr"]
 
@@ -78,8 +78,8 @@ def control_variates() -> Part:
 def loss_weighted() -> Part:
     """Weighs a client by the loss of the model it received: before, extras, weigh."""
 
-    def before(ctx: Context, lent: ClientOps) -> tuple[Tree, Tree]:
-        out, batch = lent.predict(ctx.start)
+    def before(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
+        out, batch = ops.predict(ctx.start)
         return {}, {"loss": weighted_mean(rows_loss(out, batch), batch.weight)}
 
     def extras(start: ModelState, world: TaskInfo) -> Tree:
@@ -101,13 +101,13 @@ def refined() -> Part:
         merged: ModelState,
         previous: ModelState,
         replies: Reply,
-        lent: ServerOps,
+        ops: ServerOps,
         srv: ServerContext,
     ) -> ModelState:
-        said = lent.predict_logits(
+        said = ops.predict_logits(
             ModelState(*(pytree.map(lambda x: x.unsqueeze(0), tree) for tree in previous))
         )[0]
-        return lent.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
+        return ops.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
 
     def hold_near(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
         return rows_loss(out, batch) + given["hold"] * (
@@ -131,10 +131,10 @@ def tuned_head(margin: float = 0.0) -> Part:
     than a margin: phases, trainable, accept.
     """
 
-    def accept(ctx: Context, old: ModelState, new: ModelState, lent: ClientOps) -> Tensor:
+    def accept(ctx: Context, old: ModelState, new: ModelState, ops: ClientOps) -> Tensor:
         before, after = (
             weighted_mean(rows_loss(out, batch), batch.weight)
-            for out, batch in (lent.predict(old, "valid"), lent.predict(new, "valid"))
+            for out, batch in (ops.predict(old, "valid"), ops.predict(new, "valid"))
         )
         return after < before - ctx.hyper["margin"]
 
@@ -153,8 +153,8 @@ def close_to_start() -> Part:
     model's output.
     """
 
-    def term(out: Output, batch: Batch, lent: ClientOps, ctx: Context) -> Tensor:
-        return ctx.hyper["strength"] * ((out.logits - lent.forward(ctx.start).logits) ** 2).sum(
+    def term(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
+        return ctx.hyper["strength"] * ((out.logits - ops.forward(ctx.start).logits) ** 2).sum(
             dim=1
         )
 
@@ -166,10 +166,10 @@ def look_ahead() -> Part:
     them on moved inputs.
     """
 
-    def gradient(params: Params, batch: Batch, lent: ClientOps, ctx: Context) -> Params:
-        ahead = pytree.axpy(-ctx.optimizer_hparams["lr"], lent.grad(params, batch), params)
-        moved = batch.x + ctx.hyper["size"] * lent.grad(params, batch, wrt="inputs").sign()
-        result: Params = lent.grad(ahead, batch._replace(x=moved))
+    def gradient(params: Params, batch: Batch, ops: ClientOps, ctx: Context) -> Params:
+        ahead = pytree.axpy(-ctx.optimizer_hparams["lr"], ops.grad(params, batch), params)
+        moved = batch.x + ctx.hyper["size"] * ops.grad(params, batch, wrt="inputs").sign()
+        result: Params = ops.grad(ahead, batch._replace(x=moved))
         return result
 
     return Part("look_ahead", hyper={"size": 0.01}, gradient=gradient)

@@ -49,22 +49,22 @@ def test_what_is_worth_trying_together(changes: dict[str, Any], same: bool) -> N
 
 
 class Heard:
-    """Writes down what it is told."""
+    """Records its calls."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def start(self, title: str, done: int, total: int) -> None:
-        self.told.append(("start", title, done, total))
+        self.calls.append(("start", title, done, total))
 
     def round(self, line: dict[str, Any]) -> None:
-        self.told.append(("round", line["round"]))
+        self.calls.append(("round", line["round"]))
 
     def log(self, text: str) -> None:
-        self.told.append(("say", text))
+        self.calls.append(("say", text))
 
     def finish(self) -> None:
-        self.told.append("finish")
+        self.calls.append("finish")
 
 
 def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
@@ -80,7 +80,7 @@ def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     )
     second.finish()
     first.finish()
-    assert heard.told == [
+    assert heard.calls == [
         ("start", "three seeds", 0, 10),
         ("round", 1),
         ("say", "seed 1: round 2, accuracy 50.0%, refused: client 4 (not_finite)"),

@@ -23,9 +23,10 @@ from remanence.engines.vector_steps import run_eagerly
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.methods import METHODS
-from remanence.sweeps import shared_engine
+from remanence.sweeps import run_batcher
 from remanence.sweeps.compatibility import can_batch
-from remanence.sweeps.shared_engine import EngineProxy, RunBatcher, compute
+from remanence.sweeps.run_batcher import RunBatcher
+from remanence.sweeps.shared_engine import EngineProxy, compute
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     DRIFTING,
@@ -44,24 +45,24 @@ IMAGES = {"data.name": "synthetic(samples=80, classes=4, shape='1x8x8', test=0.2
 def play_together(
     experiments: Sequence[BuiltExperiment], rounds: int, stack: int = 64, steps: str = "eager"
 ) -> tuple[list[Any], RunBatcher]:
-    """-> how each of them ended, the meeting"""
-    meeting = RunBatcher(lambda experiment: VectorizedEngine(experiment.task, stack, steps))
+    """-> how each of them ended, the batcher"""
+    batcher = RunBatcher(lambda experiment: VectorizedEngine(experiment.task, stack, steps))
 
     def run(experiment: BuiltExperiment) -> Any:
-        seat = meeting.attach(experiment)
+        proxy = batcher.attach(experiment)
         try:
-            return run_rounds(experiment, seat, rounds)[0]
+            return run_rounds(experiment, proxy, rounds)[0]
         finally:
-            seat.close()
+            proxy.close()
 
-    return meeting.run([partial(run, experiment) for experiment in experiments]), meeting
+    return batcher.run([partial(run, experiment) for experiment in experiments]), batcher
 
 
 def assert_equal_alone(
     experiments: Sequence[BuiltExperiment], rounds: int = 2, tables: int = 1, **options: Any
 ) -> None:
-    ends, meeting = play_together(experiments, rounds, **options)
-    assert len(meeting.groups) == tables
+    ends, batcher = play_together(experiments, rounds, **options)
+    assert len(batcher.groups) == tables
     for end in ends:  # a failing run interrupts the others: raise its own error
         if isinstance(end, Exception):
             raise end
@@ -168,24 +169,24 @@ def test_batch_norm_is_never_padded() -> None:
 
 def test_one_run_that_fails_is_named_and_the_others_are_told_to_stop() -> None:
     good, bad = (small_experiment("fedavg", {"seed": seed}) for seed in (1, 2))
-    meeting = RunBatcher(lambda experiment: VectorizedEngine(experiment.task))
+    batcher = RunBatcher(lambda experiment: VectorizedEngine(experiment.task))
 
     def fail() -> None:
-        seat = meeting.attach(bad)
+        proxy = batcher.attach(bad)
         try:
-            run_rounds(bad, seat, 1)
+            run_rounds(bad, proxy, 1)
             raise RunFailed("the disk is full")
         finally:
-            seat.close()
+            proxy.close()
 
     def run() -> Any:
-        seat = meeting.attach(good)
+        proxy = batcher.attach(good)
         try:
-            return run_rounds(good, seat, 500)
+            return run_rounds(good, proxy, 500)
         finally:
-            seat.close()
+            proxy.close()
 
-    ends = meeting.run([run, fail])
+    ends = batcher.run([run, fail])
     assert isinstance(ends[0], KeyboardInterrupt)
     assert isinstance(ends[1], RunFailed)
 
@@ -266,12 +267,12 @@ def test_scoring_with_too_little_memory_looks_at_fewer_rows(
         engine.score(models, "test"),
         engine.predict_logits(models, experiment.task.public),
     )
-    judge = Model.predict
+    predict = Model.predict
 
     def scarce(self: Model, model: ModelState, x: Any) -> Any:
         if 2 * len(x) > 7:
             raise MemoryError
-        return judge(self, model, x)
+        return predict(self, model, x)
 
     monkeypatch.setattr(Model, "predict", scarce)
     again = engine.score(models, "test")
@@ -294,11 +295,11 @@ def test_servers_that_stop_early_do_not_part_the_runs(monkeypatch: pytest.Monkey
         list[tuple[str, int]](),
     )
 
-    def watched(seats: Sequence[EngineProxy]) -> list[Any]:
-        computed.append((type(seats[0].request).__name__, len(seats)))
-        return compute(seats)
+    def watched(proxies: Sequence[EngineProxy]) -> list[Any]:
+        computed.append((type(proxies[0].request).__name__, len(proxies)))
+        return compute(proxies)
 
-    monkeypatch.setattr(shared_engine, "compute", watched)
+    monkeypatch.setattr(run_batcher, "compute", watched)
     ends, _ = play_together(
         [small_experiment(method, {"seed": seed, "data.public": 20}) for seed in (1, 2, 3)],
         rounds=4,
@@ -356,7 +357,7 @@ def test_more_teachers_than_a_stack_holds_are_judged_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     experiment = small_experiment("fedavg", {"data.public": 9})
-    models, seen, judge = (
+    models, seen, predict = (
         ModelState.stack([experiment.task.model.initial] * 5),
         [],
         stack_eval.predict_logits_stacked,
@@ -364,7 +365,7 @@ def test_more_teachers_than_a_stack_holds_are_judged_in_turn(
 
     def watched(task: Any, some: ModelState, *rest: Any) -> Any:
         seen.append(len(next(iter(some.params.values()))))
-        return judge(task, some, *rest)
+        return predict(task, some, *rest)
 
     wanted = SequentialEngine(experiment.task).predict_logits(models, experiment.task.public)
     monkeypatch.setattr(stack_eval, "predict_logits_stacked", watched)

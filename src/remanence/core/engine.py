@@ -103,8 +103,8 @@ class Engine(Protocol):
         Args:
             models: Stacked [m, ...].
             split: "train", "valid", "public" or "test".
-            owners: Clients; each one's examples are a group. None: the whole split is one group. The
-                test split always has one group for each concept.
+            owners: Clients; each one's examples are a group. None: the whole split is one group.
+                The test split always has one group for each concept.
             time_step: Whose examples count; they move where data drift.
         """
         ...

@@ -1,3 +1,19 @@
-"""Transports for the round loop: `sequential` (the oracle), `vectorized`, `processes`; none knows which
-method it carries.
+"""Engines carry the work of a round to where the data are, and never know which method they carry.
+
+Read first `core/engine.py` (the protocol), `sequential.py` (the reference for all others) and
+`table.py` (all engines by name). `docs/engines.md` explains the decisions.
+
+All engines: `base` (defaults of the protocol), `client_plan` (contexts, keys, batches, replies),
+`evaluation` (groups and counters), `memory`, `autotune` (engine "auto").
+
+`vectorized`: `vectorized` (how a stack trains), `stack_eval` (how it is evaluated), `run_slices`
+(what it consists of), `vector_steps` (its steps), `cuda_graphs` (captured steps), `stack_checks`
+(what cannot be stacked), `frozen_prefix` (layers computed once), `compiled_eval`.
+
+`processes`: `processes`, `worker_pool` (processes that may die or hang), `process_worker` (what one
+does), `sequential_fast` and `traced_step` (how it trains one client).
+
+`ray`: the engine over a Ray cluster. Engine `flower` is in `remanence.flower`, which passes it in.
+
+May import `training`, `methods`, the parts of methods, `data`, `models`, `kernels` and `core`.
 """

@@ -90,7 +90,8 @@ class CompiledEvalModel(Model):
         def flat(*tensors: Tensor) -> tuple[Tensor, Tensor]:
             params = dict(zip(model.params, tensors, strict=False))
             buffers = dict(zip(model.buffers, tensors[len(params) :], strict=False))
-            return tuple(predict(ModelState(params, buffers), to_channels_last(tensors[-1])))  # type: ignore[return-value]
+            out = predict(ModelState(params, buffers), to_channels_last(tensors[-1]))
+            return out.logits, out.features
 
         graph = make_fx(flat, decompositions())(*(value.detach() for value in values), piece)
         return compile_graph(graph)

@@ -1,4 +1,4 @@
-"""What a worker process of the engine `processes` does, and how messages are packed for its pipe."""
+"""What a worker process of the engine `processes` does, and how its messages are packed."""
 
 from __future__ import annotations
 

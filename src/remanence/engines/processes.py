@@ -1,11 +1,11 @@
 """The engine `processes`: one process for each core, each with a single thread.
 
 It is the fastest way to train on a CPU. Within a process clients are trained one after the other
-(`sequential_fast.py`) or, where a network has no convolutions, as stacks: grouped convolutions take a
-CPU nearly twice as long as plain ones, while small dense layers spend most of their time outside the
-arithmetic, which a stack shares. Workers are forked (`worker_pool.py`), so they share the data, and
-only models and states travel. A free worker takes the largest client that waits; a client's result
-does not depend on which worker trains it.
+(`sequential_fast.py`) or, where a network has no convolutions, as stacks: grouped convolutions take
+a CPU nearly twice as long as plain ones, while small dense layers spend most of their time outside
+the arithmetic, which a stack shares. Workers are forked (`worker_pool.py`), so they share the data,
+and only models and states travel. A free worker takes the largest client that waits; a client's
+result does not depend on which worker trains it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ProcessEngine(BaseEngine):
         self.pool = WorkerPool(serve, self.workers, timeout)
 
     def train(self, work: ClientWork) -> Iterator[Reply]:
-        """Train the clients; one whose training hangs twice, and those trained with it, drop out."""
+        """Train the clients; one that hangs twice, and those trained with it, drop out."""
         start = None if work.per_client_start else pack(tuple(work.start))
         order = np.argsort(-client_plan.expected_steps(self.task, work), kind="stable")
         parts = balance(order, self.workers, self.stack)

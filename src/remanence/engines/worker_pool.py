@@ -2,8 +2,8 @@
 
 A worker that dies is replaced, and its work is done again: it held nothing that is missed, and a
 client's result does not depend on which worker trains it. A worker that does not answer within
-`timeout` seconds is replaced as well. Work that hangs twice is given up, so that nothing waits longer
-than twice the timeout.
+`timeout` seconds is replaced as well. Work that hangs twice is given up, so that nothing waits
+longer than twice the timeout.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class WorkerPool:
         return bool(self.timeout) and time.monotonic() - pending.since >= self.timeout
 
     def _replace(self, pending: Pending, reason: str, crashes: int) -> int:
-        """Start a new worker in place of one that died or hangs. -> the request it left open"""
+        """Launch a new worker in place of one that died or hangs. -> the request it left open"""
         if crashes >= MAX_CRASHES:
             raise RunFailed(
                 f"the same work was lost {crashes} times with the worker process that did"

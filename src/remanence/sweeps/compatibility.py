@@ -1,5 +1,5 @@
-"""Can the clients of two runs train in one stack? Where one function makes the steps of both:
-where they differ in data, seeds and numbers alone.
+"""Can the clients of two runs train in one stack? They can where one function computes the steps of
+both: where the runs differ only in data, seeds and numbers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from remanence.training.task import TrainingTask
 
 
 def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
-    """Do both runs' clients do the same, to their own data with their own numbers?"""
+    """Do the clients of both runs compute the same function of other data and numbers?"""
     a, b = one.task, other.task
     if any(
         p.centralized for p in a.method.parts
-    ):  # a pool relies on being one client, never padded
+    ):  # pooled data must be a single client, without padding
         return False
     return (
         static_settings(one.config, a) == static_settings(other.config, b)
         and replace(a.info, max_client_size=0, public_size=0)
         == replace(b.info, max_client_size=0, public_size=0)
-        and _forms(a) == _forms(b)
+        and _shapes(a) == _shapes(b)
         and _same_batches(a, b)
         and _same_examples(a.train, b.train)
         and _same_examples(a.test, b.test)
@@ -40,7 +40,7 @@ def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
 
 
 def static_settings(spec: Experiment, task: TrainingTask) -> dict[str, Any]:
-    """What must not differ. Of a number only whether it is 0, which switches things off."""
+    """Settings that must not differ; of a number, only whether it is 0, which switches it off."""
     call, local = optimizer_call(spec), spec.local
     return {
         "parts": [
@@ -63,29 +63,29 @@ def _without_numbers(arguments: Mapping[str, Any], numbers: Mapping[str, float])
 
 
 def batch_key(spec: Experiment) -> str:
-    """Equal where two runs may well be alike, as far as can be told without building them."""
-    plain = spec.model_dump(
+    """Equal where two runs could share a stack, by their settings alone."""
+    settings = spec.model_dump(
         mode="json",
         exclude={"seed": True, "data": {"partition"}, "local": {"lr", "schedule", "optimizer"}},
     )
-    plain["method"] = [call.name for call in expressions.parse_parts(spec.method)]
-    plain["local"]["optimizer"] = optimizer_call(spec).name
-    return json.dumps(plain, sort_keys=True)
+    settings["method"] = [call.name for call in expressions.parse_parts(spec.method)]
+    settings["local"]["optimizer"] = optimizer_call(spec).name
+    return json.dumps(settings, sort_keys=True)
 
 
-def _forms(task: TrainingTask) -> dict[str, Any]:
-    """Names, shapes and types of the model, and of what a client keeps and sends."""
+def _shapes(task: TrainingTask) -> dict[str, Any]:
+    """Names, shapes and dtypes of the model, of client states and of payloads."""
     nothing = torch.zeros((), dtype=task.info.dtype, device=task.info.device)
-    facts = ClientStats(nothing, nothing.expand(task.info.num_classes))
-    own = {
-        p.name: p.client_state(task.model.initial, facts, task.info)
+    stats = ClientStats(nothing, nothing.expand(task.info.num_classes))
+    client_state = {
+        p.name: p.client_state(task.model.initial, stats, task.info)
         for p in task.method.parts
         if p.client_state is not None
     }
     whole = {
         "params": task.model.initial.params,
         "buffers": task.model.initial.buffers,
-        "client_state": own,
+        "client_state": client_state,
         "payload": task.payload_spec(),
     }
     return {
@@ -94,9 +94,7 @@ def _forms(task: TrainingTask) -> dict[str, Any]:
 
 
 def _same_batches(one: TrainingTask, other: TrainingTask) -> bool:
-    """Batch norm sees whole batches, so none may be padded: clients of all sizes must be in
-    both runs.
-    """
+    """Batch norm allows no padding: clients of all sizes must be in both runs."""
     if not one.model.depends_on_batch:
         return True
     sizes = [

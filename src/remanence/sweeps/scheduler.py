@@ -1,5 +1,5 @@
-"""Run what a comparison or a recipe plans: one run after the other or, where a stack trains
-them, seeds and settings of a method together.
+"""Runs the runs of a comparison or a recipe: in turn or, on the engine `vectorized`, seeds and
+settings of a method in one stack.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from remanence.experiment.task_checks import sample_size
 from remanence.results.run import SPEC, Run
 from remanence.rounds.loop import TimeLimit, make_run_engine, resolve_engine, resume_run, start_run
 from remanence.sweeps.compatibility import batch_key
-from remanence.sweeps.shared_engine import RunBatcher
+from remanence.sweeps.run_batcher import RunBatcher
 
 MAX_BATCHED_RUNS = 64  # a thread each
 
 
 @dataclass(frozen=True)
 class QueuedRun:
-    """A run that is still to be done, from its beginning or from where it was stopped."""
+    """A run to start, or to resume where it was stopped."""
 
     folder: Path
     spec: Experiment
     title: str
-    # runs of one task use one engine: what differs between them is then the method alone
+    # runs of one task use one engine, so that only the method differs between them
     task: str = ""
 
     @property
@@ -54,8 +54,16 @@ def run_all(
     batch_runs: int = 0,
     **objects: Any,
 ) -> None:
-    """Run all of them. choices: engines by task, filled where one is missing; batch_runs: the
-    most runs in one stack, 0 for as many as fit.
+    """Run all of them.
+
+    Args:
+        runs: In this order.
+        choices: Engines by task; a missing one is chosen and added.
+        go_on_with: The command that resumes them, for the message of a run that is stopped.
+        progress: Prints.
+        deadline: The time limit.
+        batch_runs: The most runs in one stack; 0: as many as fit.
+        objects: Model and data that were given as objects.
     """
     while runs:
         first = runs[0]
@@ -86,17 +94,15 @@ def _choose(run: QueuedRun, progress: Progress, objects: dict[str, Any]) -> Engi
 def _group_compatible(
     runs: Sequence[QueuedRun], choice: EngineChoice, batch_runs: int
 ) -> list[QueuedRun]:
-    """The first run and those behind it that can share its stack, as far as can be told before
-    they are built.
-    """
-    first, most = runs[0], batch_runs or max_runs_per_stack(runs[0].spec)
-    if choice.name != "vectorized" or most == 1:
+    """The first run and those after it that could share its stack, by their settings alone."""
+    first, limit = runs[0], batch_runs or max_runs_per_stack(runs[0].spec)
+    if choice.name != "vectorized" or limit == 1:
         return [first]
-    form = batch_key(first.spec)
-    alike = itertools.takewhile(
-        lambda run: run.task == first.task and batch_key(run.spec) == form, runs
+    key = batch_key(first.spec)
+    compatible = itertools.takewhile(
+        lambda run: run.task == first.task and batch_key(run.spec) == key, runs
     )
-    return list(itertools.islice(alike, min(most, MAX_BATCHED_RUNS)))
+    return list(itertools.islice(compatible, min(limit, MAX_BATCHED_RUNS)))
 
 
 def max_runs_per_stack(spec: Experiment) -> int:
@@ -130,17 +136,17 @@ def _run_batched(
     deadline: TimeLimit,
     objects: dict[str, Any],
 ) -> None:
-    meeting, chorus = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
-    given = objects | {"engine_for": meeting.attach}
-    ends = meeting.run(
+    batcher, shared = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
+    given = objects | {"engine_for": batcher.attach}
+    ends = batcher.run(
         [
-            partial(_run_one, run, choice, deadline.copy_for(), progress=chorus.for_run(), **given)
+            partial(_run_one, run, choice, deadline.copy_for(), progress=shared.for_run(), **given)
             for run in group
         ]
     )
-    deadline.rounds += 1  # time has passed: the next ones must ask whether there is any left
+    deadline.rounds += 1  # time has passed: the next runs check what is left
     errors = [end for end in ends if isinstance(end, BaseException)]
-    # what went wrong before what was stopped because of it
+    # a failure comes before the runs that were stopped because of it
     for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
         raise error
 

@@ -1,15 +1,9 @@
-"""Several runs that train in one stack: seeds and numeric hyper-parameters of one method.
-
-Every run goes its own way in a thread of its own, with a `EngineProxy` for an engine. Where it needs an
-engine it waits; when all runs wait, what they ask for is computed together where it is alike, else
-in turn, and everyone goes on. No run can tell that it is not alone.
-"""
+"""The engine of a run that shares a stack with others, and how requests are computed as one."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,20 +18,16 @@ from remanence.core.engine import (
     PairCounts,
     Result,
 )
-from remanence.core.errors import Stopped
-from remanence.core.signals import sigterm_as_interrupt
 from remanence.core.types import ModelState, Reply
 from remanence.engines import evaluation
 from remanence.engines.base import BaseEngine
 from remanence.engines.run_slices import RunWork
 from remanence.engines.vectorized import VectorizedEngine
-from remanence.experiment.build import BuiltExperiment
-from remanence.sweeps.compatibility import can_batch
 from remanence.training.task import TrainingTask
 
 
 class Score(NamedTuple):
-    """Models on a split."""
+    """Evaluate models on a split."""
 
     models: ModelState
     split: str
@@ -46,7 +36,7 @@ class Score(NamedTuple):
 
 
 class ScorePairs(NamedTuple):
-    """Models on rows of their own."""
+    """Evaluate each model on the examples of one owner."""
 
     models: ModelState
     which: np.ndarray
@@ -57,9 +47,10 @@ class ScorePairs(NamedTuple):
 
 
 class Callback(NamedTuple):
-    """What a run's server does with the engine. It may compile or record steps, which no two
-    threads can do at once, and takes as long as it takes: so that the runs stay in step, it is one
-    request, whatever the server asks the engine meanwhile.
+    """What a run's server computes with the engine.
+
+    It may compile or capture steps, which two threads must not do at once. It is one request,
+    whatever the server asks of the engine meanwhile, so that the runs stay in the same round.
     """
 
     function: Callable[[Engine], Any]
@@ -68,33 +59,36 @@ class Callback(NamedTuple):
 Request = ClientWork | Score | ScorePairs | Callback
 
 
-class EngineGroup(NamedTuple):
-    """Runs whose work is alike sit at one table: the engine is that of the first of them."""
+class RequestQueue(Protocol):
+    """Where a proxy sends its requests: a `RunBatcher`."""
 
-    lead: BuiltExperiment
-    engine: VectorizedEngine
+    def request(self, proxy: EngineProxy, request: Request) -> Any: ...
+
+    def detach(self, proxy: EngineProxy) -> None: ...
 
 
 class EngineProxy(BaseEngine):
-    """The engine of one run: asks the meeting, and waits."""
+    """The engine of one run: sends requests to the engine of its group, and waits.
+
+    Its `execution` is "eager", because the run's thread must not compile; what its server compiles
+    goes through `run_exclusive`.
+    """
 
     name = "vectorized"
 
-    def __init__(self, meeting: RunBatcher, table: EngineGroup, task: TrainingTask):
+    def __init__(self, queue: RequestQueue, engine: VectorizedEngine, task: TrainingTask):
         super().__init__()
-        self.meeting, self.table, self.task = meeting, table, task
+        self.queue, self.engine, self.task = queue, engine, task
         self.request: Request | None = None
         self.answer: Any = None
 
     def train(self, work: ClientWork) -> Iterator[Reply]:
-        return iter(self.meeting.request(self, work))
+        return iter(self.queue.request(self, work))
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        scores: ConfusionCounts = self.meeting.request(
-            self, Score(models, split, owners, time_step)
-        )
+        scores: ConfusionCounts = self.queue.request(self, Score(models, split, owners, time_step))
         return scores
 
     def score_pairs(
@@ -106,151 +100,42 @@ class EngineProxy(BaseEngine):
         time_step: int = 0,
         examples: bool = False,
     ) -> PairCounts:
-        scores: PairCounts = self.meeting.request(
+        scores: PairCounts = self.queue.request(
             self, ScorePairs(models, which, owners, split, time_step, examples)
         )
         return scores
 
     def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
-        said: Tensor = self.run_exclusive(lambda engine: engine.predict_logits(models, ids))
-        return said
+        return self.run_exclusive(lambda engine: engine.predict_logits(models, ids))
 
     def run_exclusive(self, function: Callable[[Engine], Result]) -> Result:
-        answer: Result = self.meeting.request(self, Callback(function))
+        answer: Result = self.queue.request(self, Callback(function))
         return answer
 
     @property
     def degraded_reason(self) -> str:
-        return self.table.engine.degraded_reason
+        return self.engine.degraded_reason
 
     def close(self) -> None:
-        self.meeting.detach(self)
-
-
-class RunBatcher:
-    """Where runs come together. `make` builds the engine of a table."""
-
-    def __init__(self, make: Callable[[BuiltExperiment], VectorizedEngine]):
-        self.make = make
-        self.change = threading.Condition()
-        self.groups: list[EngineGroup] = []
-        self.seats: list[EngineProxy] = []
-        self.running = 0  # threads that have not ended
-        self.stop: BaseException | None = None
-
-    def run(self, runs: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Run all of them; each takes its engine from `sit`. -> what they return, or the
-        exceptions that ended them
-        """
-        results: list[Any] = [None] * len(runs)
-        self.running = len(runs)
-
-        def go(place: int) -> None:
-            try:
-                results[place] = runs[place]()
-            except BaseException as error:  # handed to the caller, who knows what it means
-                results[place] = error
-            with self.change:
-                self.running -= 1
-                if (
-                    isinstance(results[place], BaseException)
-                    and not isinstance(results[place], Stopped)
-                    and self.stop is None
-                ):
-                    # one has failed: the others save what they have
-                    self.stop = KeyboardInterrupt()
-                self.change.notify_all()
-
-        with sigterm_as_interrupt():
-            for place in range(len(runs)):
-                threading.Thread(target=go, args=(place,), daemon=True).start()
-            while self.running:
-                try:
-                    self._serve()
-                # every run hears of it where it waits, saves and ends
-                except KeyboardInterrupt as stop:
-                    with self.change:
-                        self.stop = stop
-                        self.change.notify_all()
-        for table in self.groups:
-            table.engine.close()
-        return results
-
-    def attach(self, experiment: BuiltExperiment) -> EngineProxy:
-        """A place for a run that is about to begin."""
-        with self.change:
-            table = next(
-                (known for known in self.groups if can_batch(known.lead, experiment)), None
-            )
-            if table is None:
-                table = EngineGroup(experiment, self.make(experiment))
-                self.groups.append(table)
-            seat = EngineProxy(self, table, experiment.task)
-            self.seats.append(seat)
-        return seat
-
-    def detach(self, seat: EngineProxy) -> None:
-        with self.change:
-            self.seats.remove(seat)
-            self.change.notify_all()
-
-    def request(self, seat: EngineProxy, request: Request) -> Any:
-        """Called by a run's thread; returns when its request was computed."""
-        with self.change:
-            seat.request = request
-            self.change.notify_all()
-            self.change.wait_for(lambda: seat.request is None or self.stop is not None)
-            if seat.request is not None and self.stop is not None:
-                seat.request = None
-                raise type(self.stop)
-        if isinstance(seat.answer, BaseException):
-            raise seat.answer
-        return seat.answer
-
-    def _serve(self) -> None:
-        """Wait until every run waits, and answer all of them."""
-        with self.change:
-            self.change.wait_for(self._all_wait)
-            waiting = [seat for seat in self.seats if seat.request is not None]
-        for seats in group_requests(waiting):
-            try:
-                answers = compute(seats)
-            except Exception as error:  # each run meets it as if it had been alone
-                answers = [error] * len(seats)
-            for seat, answer in zip(seats, answers, strict=True):
-                seat.answer = answer
-        with self.change:
-            for seat in waiting:
-                seat.request = None
-            self.change.notify_all()
-
-    def _all_wait(self) -> bool:
-        """Does every run that has not ended wait for an answer? Once they were told to stop,
-        none does.
-        """
-        return (
-            sum(seat.request is not None for seat in self.seats) == self.running
-            if self.stop is None
-            else self.running == 0
-        )
+        self.queue.detach(self)
 
 
 def group_requests(waiting: Sequence[EngineProxy]) -> list[list[EngineProxy]]:
-    """Those whose requests can be computed as one."""
+    """The waiting runs, in groups whose requests can be computed as one."""
     groups: list[list[EngineProxy]] = []
-    for seat in waiting:
+    for proxy in waiting:
         found = next(
             (
                 group
                 for group in groups
-                if seat.table is group[0].table and _can_join(seat, group[0])
+                if proxy.engine is group[0].engine and _can_join(proxy, group[0])
             ),
             None,
         )
         if found is None:
-            groups.append([seat])
+            groups.append([proxy])
         else:
-            found.append(seat)
+            found.append(proxy)
     return groups
 
 
@@ -275,20 +160,22 @@ def _same_rows(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> bool:
     )
 
 
-def compute(seats: Sequence[EngineProxy]) -> list[Any]:
-    """What these runs asked for, as one. -> an answer for each"""
-    engine, requests = seats[0].table.engine, [seat.request for seat in seats]
+def compute(proxies: Sequence[EngineProxy]) -> list[Any]:
+    """Compute the requests of a group as one. -> an answer for each run"""
+    engine, requests = proxies[0].engine, [proxy.request for proxy in proxies]
     works = [request for request in requests if isinstance(request, ClientWork)]
     scores = [request for request in requests if isinstance(request, Score)]
     pairs = [request for request in requests if isinstance(request, ScorePairs)]
-    errands = [request for request in requests if isinstance(request, Callback)]
+    callbacks = [request for request in requests if isinstance(request, Callback)]
     if works:
         return _train(
-            engine, [RunWork(seat.task, work) for seat, work in zip(seats, works, strict=True)]
+            engine, [RunWork(proxy.task, work) for proxy, work in zip(proxies, works, strict=True)]
         )
-    if errands:
-        return [errand.function(engine) for errand in errands]
-    return _score(engine, seats[0].task, scores) if scores else _score_pairs(engine, seats, pairs)
+    if callbacks:
+        return [callback.function(engine) for callback in callbacks]
+    return (
+        _score(engine, proxies[0].task, scores) if scores else _score_pairs(engine, proxies, pairs)
+    )
 
 
 def _train(engine: VectorizedEngine, works: Sequence[RunWork]) -> list[list[Reply]]:
@@ -312,7 +199,7 @@ def _score(
 
 
 def _score_pairs(
-    engine: VectorizedEngine, seats: Sequence[EngineProxy], requests: Sequence[ScorePairs]
+    engine: VectorizedEngine, proxies: Sequence[EngineProxy], requests: Sequence[ScorePairs]
 ) -> list[PairCounts]:
     models, counts = _join_models([request.models for request in requests])
     first = np.cumsum([0, *counts[:-1]])
@@ -320,8 +207,8 @@ def _score_pairs(
         [request.which + offset for request, offset in zip(requests, first, strict=True)]
     )
     rows = []
-    for seat, request in zip(seats, requests, strict=True):
-        held = evaluation.split_rows(seat.task, request.split, request.time_step)
+    for proxy, request in zip(proxies, requests, strict=True):
+        held = evaluation.split_rows(proxy.task, request.split, request.time_step)
         rows += [held.for_client(int(owner)) for owner in request.owners]
     whole = engine.score_on_rows(models, which, rows, requests[0].split, requests[0].examples)
     ends = np.cumsum([len(request.which) for request in requests])

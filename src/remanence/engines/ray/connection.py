@@ -1,5 +1,5 @@
-"""The cluster of the engine `ray`: found by its address or started here, one connection for all
-engines of a process, and left as it was found.
+"""The connection to a Ray cluster, which runs already or is started here: one for all engines of a
+process.
 """
 
 from __future__ import annotations
@@ -17,45 +17,47 @@ from typing import Any
 from remanence.core.errors import InputError
 from remanence.engines.processes import count_cores
 
-CONNECT_TIMEOUT = 10.0  # seconds a cluster has to answer at all
+CONNECT_TIMEOUT = 10.0  # seconds for a cluster to answer
 
 
 def connect(address: str, workers: int) -> None:
-    """Find the cluster, or start one here; once for all who ask, each of whom calls `disconnect` in
-    the end.
+    """Connect to the cluster, or start one here. Every caller calls `disconnect` in the end.
 
-    address: of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a
-        cluster on this machine alone. Tokens and certificates are Ray's own settings
-        (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_USE_TLS) and read by it.
+    Args:
+        address: Of a running cluster; empty: the environment variable RAY_ADDRESS, and without it a
+            cluster on this machine alone. Tokens and certificates are settings of Ray
+            (RAY_AUTH_MODE, RAY_AUTH_TOKEN, RAY_USE_TLS).
+        workers: The least number of cores of a cluster that is started here.
     """
     import ray
 
     if not ray.is_initialized():
-        with _keep_termination():
+        with _keep_sigterm_handler():
             _open(address or os.environ.get("RAY_ADDRESS", ""), workers)
-        _connection.ours = True
+        _connection.owned = True
     _connection.users += 1
 
 
 def disconnect() -> None:
-    """The last one out leaves the cluster, if it was us who joined it; one that we started ends
-    with this.
+    """Disconnect after the last user, unless the process was connected before.
+
+    A cluster that was started here ends.
     """
     import ray
 
     _connection.users -= 1
-    if not _connection.users and _connection.ours:
-        _connection.ours = False
-        with _keep_termination():
+    if not _connection.users and _connection.owned:
+        _connection.owned = False
+        with _keep_sigterm_handler():
             ray.shutdown()
 
 
 @dataclass
 class Connection:
-    """Of this process to a cluster: Ray has one for all."""
+    """This process's connection to a cluster."""
 
     users: int = 0
-    ours: bool = False
+    owned: bool = False
 
 
 _connection = Connection()
@@ -64,21 +66,21 @@ _connection = Connection()
 def _open(address: str, workers: int) -> None:
     import ray
 
-    # no telemetry from us, unless somebody asked for it
+    # no telemetry, unless the user turned it on
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    quietly: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not address:
         ray.init(
             address="local",
             num_cpus=max(workers, count_cores()),
             include_dashboard=False,
-            **quietly,
+            **quiet,
         )
         return
     try:
-        _knock(address)
-        ray.init(address=address, **quietly)
+        _check_reachable(address)
+        ray.init(address=address, **quiet)
     # the last: a wrong token, or none
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -89,15 +91,15 @@ def _open(address: str, workers: int) -> None:
         ) from error
 
 
-def _knock(address: str) -> None:
-    """Is anybody there? Ray itself asks for half a minute before it says no."""
+def _check_reachable(address: str) -> None:
+    """Raise OSError where nothing answers; Ray itself waits for half a minute."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdigit():  # "auto" is for Ray to find
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT).close()
 
 
 def count_resources(name: str) -> float:
-    """How many CPU or GPU the cluster has, busy or not."""
+    """How many CPUs or GPUs the cluster has, busy or not."""
     import ray
 
     partly_typed: Any = ray
@@ -105,8 +107,8 @@ def count_resources(name: str) -> float:
 
 
 @contextlib.contextmanager
-def _keep_termination() -> Iterator[None]:
-    """Ray puts a handler of its own for SIGTERM in place of ours, which saves the run."""
+def _keep_sigterm_handler() -> Iterator[None]:
+    """Restore our handler of SIGTERM, which saves the run; Ray sets its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

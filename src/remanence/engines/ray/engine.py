@@ -1,13 +1,13 @@
-"""Many machines and many GPUs: the clients of a round spread over the workers of a Ray cluster.
+"""The engine `ray`: the clients of a round distributed over the workers of a Ray cluster.
 
-The examples are put into the object store once and the global model once a round; every worker of a
-node reads them there. Clients are dealt out by the steps they have to make, so that all workers end
-together. Models that are only averaged stay with the workers, and their sum alone travels
-(`partial_sums.py`). Decentralized methods run the same way, many peers a worker, whose models lie in
-the store for all (`model_store.py`).
+The examples are put into the object store once, and the global model once a round; every worker of
+a node reads them there. Clients are divided by their number of steps, so that all workers end
+together. Models that are only averaged stay with the workers, and only their sum travels
+(`partial_sums.py`). In decentralized methods the models of all peers are in the store
+(`model_store.py`).
 
 Ray runs whatever code a driver sends: use it among machines that trust each other, with token
-authentication (RAY_AUTH_MODE=token) where others share the network.
+authentication (RAY_AUTH_MODE=token) where others part the network.
 """
 
 from __future__ import annotations
@@ -37,24 +37,29 @@ from remanence.engines.vectorized import MAX_STACK
 from remanence.training.server_step import aggregator_of
 from remanence.training.task import TrainingTask
 
-# slices a worker gets in a round where clients run one by one: the last to end then keeps the
-# others waiting for a quarter of its work
-SHARES = 4
+# Parts of a round for each worker where clients run one by one: the others then wait for at most a
+# quarter of the last one's work.
+PARTS_PER_WORKER = 4
 
 
 class RayEngine(BaseEngine):
-    """Workers as actors, each with an engine of its own inside. Nothing is started before there is
-    something to do.
+    """Trains and evaluates in actors, each with an engine inside.
 
-    workers: 0 means as many as the cluster's cores, or its GPUs where the work is done there, have
-        room for; never more than there are clients.
-    inner: "sequential" or "vectorized"; empty: what is fastest there. stack, steps: as for `VectorizedEngine`.
-    address: of a running cluster; empty: see `connection.connect`.
-    device: "cpu" or "cuda", where the workers compute; empty: where the task is.
-    cpus: cores of a worker, which on the CPU computes with as many threads. gpus: a worker's share
-        of a GPU, at most 1; 0: a whole one where the device is cuda, else none.
-    timeout: seconds after which a worker that has not answered counts as lost; 0: never. retries:
-        how often lost work is done again before the run fails.
+    The cluster is connected, and actors are started, when they are first needed.
+
+    Args:
+        task: What is trained.
+        workers: Actors; 0: as many as the cluster's cores, or its GPUs, have space for. Never more
+            than there are clients.
+        inner: "sequential" or "vectorized"; empty: the fastest there.
+        stack: As in `VectorizedEngine`; 0: its default.
+        execution: As in `VectorizedEngine`.
+        address: Of a running cluster; empty: see `connection.connect`.
+        device: "cpu" or "cuda", where the workers compute; empty: the device of the task.
+        cpus: Cores of a worker, which computes with as many threads on a CPU.
+        gpus: A worker's share of a GPU, at most 1; 0: a whole one on cuda, else none.
+        timeout: Seconds after which a worker that has not answered is lost; 0: never.
+        retries: How often lost work is done again before the run fails.
     """
 
     name = "ray"
@@ -83,13 +88,13 @@ class RayEngine(BaseEngine):
         self.inner = InnerEngine(
             inner or choose_inner(task, self.device), stack or MAX_STACK[self.device], execution
         )
-        self.parcel = send_task(task)
-        self.crew: ActorPool | None = None
-        # of the crew: engines of one process that want the same kind share it
-        self.likeness: Any = None
-        self.assignment: TaskRef | None = None
-        self.shelf, self.traffic = ModelStore(self._put), ByteCounter()
-        # a refinement looks at every model, and without a server every client needs its own back
+        self.bundle = send_task(task)
+        self.pool: ActorPool | None = None
+        # engines of one process with the same key share a pool
+        self.pool_key: Any = None
+        self.task_ref: TaskRef | None = None
+        self.store, self.traffic = ModelStore(self._put), ByteCounter()
+        # training at the server reads every model, and without a server every client needs its own
         method = task.method
         self.keeps_models = (
             aggregator_of(method).is_decomposable
@@ -98,50 +103,52 @@ class RayEngine(BaseEngine):
         )
 
     def train(self, work: ClientWork) -> Iterator[Reply]:
-        crew = self.assemble()
-        for_all = self._put(pack((None if work.per_client_start else work.start, work.broadcast)))
-        # a stack pays only if it is large
-        shares = len(crew.members) * (1 if self.inner.name == "vectorized" else SHARES)
-        slices = balance(client_plan.expected_steps(self.task, work), shares)
+        pool = self.assemble()
+        shared_args = self._put(
+            pack((None if work.per_client_start else work.start, work.broadcast))
+        )
+        # only a large stack is worth it
+        count = len(pool.slots) * (1 if self.inner.name == "vectorized" else PARTS_PER_WORKER)
+        slices = balance(client_plan.expected_steps(self.task, work), count)
         models = [
-            self.shelf.pick(work.start, places) if work.per_client_start else None
+            self.store.pick(work.start, places) if work.per_client_start else None
             for places in slices
         ]
-        questions = [
-            (for_all, pack(_subset_work(work, places)), some)
+        requests = [
+            (shared_args, pack(_subset_work(work, places)), some)
             for places, some in zip(slices, models, strict=True)
         ]
         if not self.keeps_models:
-            for _, answer in self.map_unordered("train", questions):
+            for _, answer in self.map_unordered("train", requests):
                 yield unpack(answer, self.task.info.device)
             return
-        harvest = RemoteReplies(self, work, for_all, questions)
-        for number, kept in self.map_unordered("train_and_keep", questions):
-            yield harvest.attach(number, kept)
+        remote = RemoteReplies(self, work, shared_args, requests)
+        for number, remote_reply in self.map_unordered("train_and_keep", requests):
+            yield remote.attach(number, remote_reply)
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
-        crew, many = self.assemble(), models.num_models
-        if many >= len(crew.members):  # a model or more for everybody
-            some = [self.shelf.pick(models, part) for part in _split(many, len(crew.members))]
-            parts: list[ConfusionCounts] = self._ask(
-                "score", [(part, split, owners, time_step) for part in some]
+        pool, count = self.assemble(), models.num_models
+        if count >= len(pool.slots):  # a model or more for each worker
+            picked = [self.store.pick(models, part) for part in _split(count, len(pool.slots))]
+            counts: list[ConfusionCounts] = self._ask(
+                "score", [(part, split, owners, time_step) for part in picked]
             )
             return ConfusionCounts(
-                torch.cat([part.confusion for part in parts]),
-                torch.cat([part.loss for part in parts]),
+                torch.cat([each.confusion for each in counts]),
+                torch.cat([each.loss for each in counts]),
             )
         ids, groups, count = evaluation.eval_rows(self.task, split, owners, time_step)
         packed, rows, group = self._put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
-        # somebody has to say that there is nothing to say
-        shares = _split(len(rows), len(crew.members)) or [np.empty(0, dtype=np.int64)]
-        parts = self._ask(
-            "score_rows", [(packed, split, rows[share], group[share], count) for share in shares]
+        # one request, even without examples
+        parts = _split(len(rows), len(pool.slots)) or [np.empty(0, dtype=np.int64)]
+        counts = self._ask(
+            "score_rows", [(packed, split, rows[part], group[part], count) for part in parts]
         )
         return ConfusionCounts(
-            torch.stack([part.confusion for part in parts]).sum(dim=0),
-            torch.stack([part.loss for part in parts]).sum(dim=0),
+            torch.stack([each.confusion for each in counts]).sum(dim=0),
+            torch.stack([each.loss for each in counts]).sum(dim=0),
         )
 
     def score_pairs(
@@ -154,67 +161,65 @@ class RayEngine(BaseEngine):
         examples: bool = False,
     ) -> PairCounts:
         sizes = evaluation.split_rows(self.task, split, time_step).sizes[owners]
-        shares = balance(sizes, len(self.assemble().members)) if len(which) else []
-        if not shares:
+        parts = balance(sizes, len(self.assemble().slots)) if len(which) else []
+        if not parts:
             return evaluation.PairCounter(
                 0, self.task.info.num_classes, torch.device("cpu"), examples
             ).scores()
-        questions = []
-        for share in shares:
-            # nobody needs the models of the others
-            used, local = np.unique(which[share], return_inverse=True)
-            questions.append(
-                (self.shelf.pick(models, used), local, owners[share], split, time_step, examples)
+        requests = []
+        for part in parts:
+            # a worker gets only the models that it evaluates
+            used, local = np.unique(which[part], return_inverse=True)
+            requests.append(
+                (self.store.pick(models, used), local, owners[part], split, time_step, examples)
             )
-        return join_pairs(self._ask("score_pairs", questions), shares)
+        return join_pairs(self._ask("score_pairs", requests), parts)
 
     def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
-        crew, many, rows = self.assemble(), models.num_models, ids.cpu().numpy()
-        # a model or more for everybody; else all of them, and some of the rows
-        by_models = many >= len(crew.members)
-        shares = _split(many if by_models else len(rows), len(crew.members))
-        everybody = np.arange(many)
-        questions = [
-            (self.shelf.pick(models, share), rows)
+        pool, count, rows = self.assemble(), models.num_models, ids.cpu().numpy()
+        # a model or more for each worker; else all models, and some of the examples
+        by_models = count >= len(pool.slots)
+        parts = _split(count if by_models else len(rows), len(pool.slots))
+        all_models = np.arange(count)
+        requests = [
+            (self.store.pick(models, part), rows)
             if by_models
-            else (self.shelf.pick(models, everybody), rows[share])
-            for share in shares
+            else (self.store.pick(models, all_models), rows[part])
+            for part in parts
         ]
-        return torch.cat(self._ask("predict_logits", questions), dim=0 if by_models else 1).to(
+        return torch.cat(self._ask("predict_logits", requests), dim=0 if by_models else 1).to(
             self.task.info.device
         )
 
     def close(self) -> None:
-        if self.crew is not None:
-            self.crew = self.assignment = None
-            self.shelf = ModelStore(self._put)
-            release_pool(self.likeness)
+        if self.pool is not None:
+            self.pool = self.task_ref = None
+            self.store = ModelStore(self._put)
+            release_pool(self.pool_key)
             disconnect()
 
     def assemble(self) -> ActorPool:
-        """The workers; the first time they are started, or found where another engine of this
-        process has the same.
-        """
-        if self.crew is not None:
-            return self.crew
+        """The pool of workers, started or shared with another engine the first time."""
+        if self.pool is not None:
+            return self.pool
         import ray
 
         connect(self.address, self.workers)
         settings, threads = TorchSettings.read(), max(1, int(self.cpus))
-        resource, share = ("GPU", self.gpus) if self.device == "cuda" else ("CPU", self.cpus)
+        resource, part = ("GPU", self.gpus) if self.device == "cuda" else ("CPU", self.cpus)
         found = count_resources(resource)
-        if found < share:
+        if found < part:
             disconnect()
             raise InputError(
-                f"the Ray cluster has {found:g} {resource} and a worker needs {share:g}:"
+                f"the Ray cluster has {found:g} {resource} and a worker needs {part:g}:"
                 " add a node that has more, use another device,"
                 f" or give a worker less (ray.{resource.lower()}s)"
             )
-        count = min(self.workers or int(found / share), self.task.info.num_clients)
+        count = min(self.workers or int(found / part), self.task.info.num_clients)
         actor = ray.remote(Worker).options(
             num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0, scheduling_strategy="SPREAD"
         )
-        self.likeness = (
+        self.pool_key = (
             self.address,
             self.device,
             count,
@@ -224,8 +229,8 @@ class RayEngine(BaseEngine):
             self.retries,
             self.timeout,
         )
-        self.crew = acquire_pool(
-            self.likeness,
+        self.pool = acquire_pool(
+            self.pool_key,
             lambda: ActorPool(
                 lambda: actor.remote(self.device, threads, settings),
                 count,
@@ -233,58 +238,67 @@ class RayEngine(BaseEngine):
                 self.timeout,
             ),
         )
-        self.assignment = TaskRef(
+        self.task_ref = TaskRef(
             uuid.uuid4().hex,
-            ray.put(self.parcel.pickled),
-            ray.put(self.parcel.examples),
+            ray.put(self.bundle.pickled),
+            ray.put(self.bundle.examples),
             self.inner,
         )
-        return self.crew
+        return self.pool
 
     def map_unordered(
-        self, method: str, questions: Sequence[tuple[Any, ...]], likes: Iterable[int] | None = None
+        self,
+        method: str,
+        requests: Sequence[tuple[Any, ...]],
+        affinity: Iterable[int] | None = None,
     ) -> Iterator[tuple[int, Any]]:
-        """The same method of many workers, about this engine's task. -> (number of the question,
-        its answer), in any order
+        """Call one method of many workers with this engine's task.
 
-        likes: for each question, whose it had better be; else they go round
+        Args:
+            method: Of `Worker`.
+            requests: The other arguments of each call.
+            affinity: Which worker each call should go to if it is free; None: in turn.
+
+        Yields:
+            The number of a request and its answer, in any order.
         """
-        crew, whose = self.assemble(), range(len(questions)) if likes is None else likes
+        pool, positions = self.assemble(), range(len(requests)) if affinity is None else affinity
         calls = [
-            ActorRequest(method, (self.assignment, *question), member)
-            for question, member in zip(questions, whose, strict=True)
+            ActorRequest(method, (self.task_ref, *request), slot)
+            for request, slot in zip(requests, positions, strict=True)
         ]
-        self.traffic.count(down=tuple(questions))
-        for number, answer in crew.map_unordered(calls):
+        self.traffic.count(down=tuple(requests))
+        for number, answer in pool.map_unordered(calls):
             self.traffic.count(up=answer)
             yield number, answer
 
-    def _ask(self, method: str, questions: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """All answers, in the order of the questions."""
-        answers = dict(self.map_unordered(method, questions))
-        return [unpack(answers[number], torch.device("cpu")) for number in range(len(questions))]
+    def _ask(self, method: str, requests: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """All answers, in the order of the requests."""
+        answers = dict(self.map_unordered(method, requests))
+        return [unpack(answers[number], torch.device("cpu")) for number in range(len(requests))]
 
     def _put(self, packed: Any) -> Any:
-        """Into the store, for all workers."""
+        """Put into the object store, for all workers."""
         import ray
 
         self.traffic.count(down=packed)
         return ray.put(packed)
 
 
-def balance(work: np.ndarray, hands: int) -> list[np.ndarray]:
-    """Places 0 .. n-1 in at most `hands` slices of about equal work, the largest first: whatever is
-    largest goes to whoever has least.
+def balance(work: np.ndarray, workers: int) -> list[np.ndarray]:
+    """Indices 0 .. n-1 in at most `workers` parts of about equal work, the largest part first.
+
+    The largest item goes to the part with the least work.
 
     >>> [places.tolist() for places in balance(np.array([1, 5, 2, 2, 1]), 2)]
     [[1, 4], [0, 2, 3]]
     """
-    slices: list[list[int]] = [[] for _ in range(max(1, min(hands, len(work))))]
+    slices: list[list[int]] = [[] for _ in range(max(1, min(workers, len(work))))]
     loads = np.zeros(len(slices))
     for place in np.argsort(-work, kind="stable").tolist():
         least = int(np.argmin(loads))
         slices[least].append(place)
-        loads[least] += max(int(work[place]), 1)  # no work at all still takes a moment
+        loads[least] += max(int(work[place]), 1)  # an item without work still takes time
     return [
         np.sort(np.array(slices[number], dtype=np.int64))
         for number in np.argsort(-loads, kind="stable")
@@ -292,21 +306,26 @@ def balance(work: np.ndarray, hands: int) -> list[np.ndarray]:
     ]
 
 
-def join_pairs(parts: list[PairCounts], shares: list[np.ndarray]) -> PairCounts:
-    """Scores of slices of pairs as scores of all of them, in their order."""
-    back = torch.from_numpy(np.argsort(np.concatenate(shares), kind="stable"))
+def join_pairs(counts: list[PairCounts], parts: list[np.ndarray]) -> PairCounts:
+    """Counts of parts of the pairs as counts of all pairs, in their order."""
+    back = torch.from_numpy(np.argsort(np.concatenate(parts), kind="stable"))
     confusion, loss = (
-        torch.cat([part.confusion for part in parts])[back],
-        torch.cat([part.loss for part in parts])[back],
+        torch.cat([each.confusion for each in counts])[back],
+        torch.cat([each.loss for each in counts])[back],
     )
-    told = [part.examples for part in parts]
-    if told[0] is None:
+    results = [each.examples for each in counts]
+    if results[0] is None:
         return PairCounts(confusion, loss)
     pair = np.concatenate(
-        [share[mine.pair] for share, mine in zip(shares, told, strict=True) if mine is not None]
+        [
+            part[result.pair]
+            for part, result in zip(parts, results, strict=True)
+            if result is not None
+        ]
     )
     ids, right, margin = (
-        np.concatenate([mine[column] for mine in told if mine is not None]) for column in (1, 2, 3)
+        np.concatenate([result[column] for result in results if result is not None])
+        for column in (1, 2, 3)
     )
     order = np.lexsort((ids, pair))
     return PairCounts(
@@ -314,22 +333,20 @@ def join_pairs(parts: list[PairCounts], shares: list[np.ndarray]) -> PairCounts:
     )
 
 
-def _split(count: int, shares: int) -> list[np.ndarray]:
-    """Neighbors stay together, nobody gets nothing."""
-    return [part for part in np.array_split(np.arange(count), shares) if len(part)]
+def _split(count: int, num_parts: int) -> list[np.ndarray]:
+    """Consecutive indices, in parts that are not empty."""
+    return [part for part in np.array_split(np.arange(count), num_parts) if len(part)]
 
 
 def _subset_work(work: ClientWork, places: np.ndarray) -> Any:
-    """The part of a work that concerns some clients; the model and what is shared are in the
-    store.
-    """
+    """The work of some clients; the model and the broadcast are in the store."""
     index = torch.from_numpy(places)
-    facts = ClientStats(*(fact[index] for fact in work.stats))
+    stats = ClientStats(*(value[index] for value in work.stats))
     whole: Any = work
     return whole._replace(
         clients=work.clients[places],
         start=None,
         broadcast={},
         client_state=pytree.take(work.client_state, index),
-        stats=facts,
+        stats=stats,
     )

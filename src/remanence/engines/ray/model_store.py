@@ -1,8 +1,8 @@
-"""Stacks of models in the object store of the engine `ray`: put there once, whoever works on them.
+"""Stacks of models in the object store: put there once, for all workers.
 
-Where every client has a model of its own, the same models are tried by peers, trained and scored in
-one round. They are put in blocks, so that a node reads only what its clients need, and its workers
-share what it has.
+Where every client has a model of its own, the same models are tried by peers, trained and evaluated
+in one round. They are stored in blocks, so that a node reads only what its clients need, and its
+workers share it.
 """
 
 from __future__ import annotations
@@ -17,21 +17,19 @@ from remanence.core import pytree
 from remanence.core.types import ModelState
 from remanence.engines.ray.serialization import pack, unpack
 
-# bytes of a block, about: small ones cost calls, large ones carry models that nobody asked for
+# About the bytes of a block: small ones cost calls, large ones carry models that are not needed.
 BLOCK = 1 << 20
-KEPT = 3  # stacks at hand: of a round without a server the models before, mixed and trained
+MAX_STACKS = 3  # of a round without a server: the models before, averaged and trained
 
 
 class ModelRefs(NamedTuple):
-    """Some models of a stack, on their way to a worker."""
+    """Some models of a stack, as references for a worker."""
 
     blocks: list[Any]  # references to stacks of models, one behind the other
     place: np.ndarray  # [n] int64: which models of all these
 
     def open(self, device: torch.device) -> ModelState:
-        """The models as a stack; of the blocks, which the store lends, only what is needed is
-        copied.
-        """
+        """The models as a stack; of the blocks only these models are copied."""
         import ray
 
         offset, parts, order = 0, [], []
@@ -54,8 +52,12 @@ class ModelRefs(NamedTuple):
 
 
 class ModelStore:
-    """The stacks that were last put into the store by `put`; one is known again by being the
-    same object, since trees never change.
+    """The stacks that were last put into the store.
+
+    A stack is recognized as the same object, since trees never change.
+
+    Args:
+        put: Puts a value into the store and returns a reference.
     """
 
     def __init__(self, put: Callable[[Any], Any]):
@@ -80,5 +82,5 @@ class ModelStore:
             self.put(pack(tuple(models.select(slice(first, first + size)))))
             for first in range(0, count, size)
         ]
-        self.stacks = [*self.stacks[-KEPT + 1 :], (models, blocks, size)]
+        self.stacks = [*self.stacks[-MAX_STACKS + 1 :], (models, blocks, size)]
         return blocks, size

@@ -1,9 +1,9 @@
-"""The models of one round of the engine `ray`, which lie in the object store of whoever trained
-them until they are summed, or read.
+"""The models of one round, which stay in the object store of the worker that trained them until
+they are summed or read.
 
-A sum over a round's replies needs one model a worker to travel instead of one a client. It is made
-in a fixed order, so that its bits do not depend on who did what first. Models that were lost with a
-worker are trained again: a client's result is a function of its part of the work.
+For a sum over a round's replies one model a worker travels instead of one a client. It is computed
+in a fixed order, so that its bits do not depend on which worker ends first. Models that were lost
+with a worker are trained again: a client's result is a function of its work.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ if TYPE_CHECKING:
     from remanence.engines.ray.engine import RayEngine
 
 
-# seconds after which models that do not come count as lost: of a node that just died Ray may not
-# know it yet
+# Seconds after which models that do not come count as lost; Ray may not know yet that a node died.
 FETCH_TIMEOUT = 60.0
 
 
 class RemoteReply(NamedTuple):
-    """What a worker says of models that it keeps."""
+    """A worker's answer about models that it keeps."""
 
     rest: Any  # packed: the replies without their models
-    form: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of one client's parameters
+    spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of one client's parameters
     finite: Any  # packed: [k] bool
     update_norm: Any  # packed: [k] float64
     # reference to the packed replies, with their models and without what the clients keep
@@ -44,63 +43,73 @@ class RemoteReply(NamedTuple):
 
 
 class RemoteReplies:
-    """Where the pieces of a round lie: piece i holds the clients of question i."""
+    """Where the shards of a round are: shard i holds the clients of request i."""
 
     def __init__(
         self,
         engine: RayEngine,
         work: ClientWork,
-        for_all: Any,
-        questions: Sequence[tuple[Any, ...]],
+        shared_args: Any,
+        requests: Sequence[tuple[Any, ...]],
     ):
-        self.engine, self.work, self.for_all, self.questions = engine, work, for_all, questions
+        self.engine, self.work, self.shared_args, self.requests = (
+            engine,
+            work,
+            shared_args,
+            requests,
+        )
         self.models: dict[int, Any] = {}
 
-    def attach(self, number: int, kept: RemoteReply) -> Reply:
-        """The replies of a piece, with models that stay where they are."""
-        self.models[number] = kept.models
-        reply: Reply = unpack(kept.rest, self.engine.task.info.device)
-        finite, moved = (
-            unpack(packed, torch.device("cpu")) for packed in (kept.finite, kept.update_norm)
+    def attach(self, number: int, remote_reply: RemoteReply) -> Reply:
+        """The replies of a shard, with models that stay where they are."""
+        self.models[number] = remote_reply.models
+        reply: Reply = unpack(remote_reply.rest, self.engine.task.info.device)
+        finite, update_norm = (
+            unpack(packed, torch.device("cpu"))
+            for packed in (remote_reply.finite, remote_reply.update_norm)
         )
-        form = {
+        spec = {
             name: torch.zeros((), dtype=dtype).expand(shape)
-            for name, (shape, dtype) in kept.form.items()
+            for name, (shape, dtype) in remote_reply.spec.items()
         }
-        here = torch.full((reply.num_clients,), number, dtype=torch.int64)
+        shard = torch.full((reply.num_clients,), number, dtype=torch.int64)
         return reply._replace(
-            params=RemoteParams(self, form, here, torch.arange(reply.num_clients), finite, moved)
+            params=RemoteParams(
+                self, spec, shard, torch.arange(reply.num_clients), finite, update_norm
+            )
         )
 
-    def fetch(self, pieces: Sequence[int]) -> list[Params]:
+    def fetch(self, shards: Sequence[int]) -> list[Params]:
         import ray
 
         for _ in range(self.engine.retries + 1):
             try:
-                packed = ray.get([self.models[number] for number in pieces], timeout=FETCH_TIMEOUT)
+                packed = ray.get([self.models[number] for number in shards], timeout=FETCH_TIMEOUT)
             except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
-                self._train_again(pieces)
+                self._train_again(shards)
                 continue
             self.engine.traffic.count(up=packed)
             return [unpack(reply.params, self.engine.task.info.device) for reply in packed]
         raise RunFailed(_LOST)
 
-    def partial_sum(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Tree:
-        crew, weights = self.engine.assemble(), weights.cpu()
-        # as the work was dealt out: most of a group lies with one worker
-        group = piece % len(crew.members)
+    def partial_sum(
+        self, shard: Tensor, index: Tensor, weights: Tensor, srv: ServerContext
+    ) -> Tree:
+        pool, weights = self.engine.assemble(), weights.cpu()
+        # as the work was divided: most of a group is with one worker
+        group = shard % len(pool.slots)
         wanted = {
             number: (group == number).nonzero().flatten() for number in torch.unique(group).tolist()
         }
         sums: dict[int, Any] = {}
-        questioner = self._server_args(srv)
+        server_args = self._server_args(srv)
         for _ in range(self.engine.retries + 1):
             missing = [number for number in wanted if number not in sums]
-            questions = [
-                self._locate(questioner, piece[wanted[n]], row[wanted[n]], weights[wanted[n]])
+            requests = [
+                self._locate(server_args, shard[wanted[n]], index[wanted[n]], weights[wanted[n]])
                 for n in missing
             ]
-            answers = dict(self.engine.map_unordered("partial_sum", questions, missing))
+            answers = dict(self.engine.map_unordered("partial_sum", requests, missing))
             sums |= {
                 number: answers[place]
                 for place, number in enumerate(missing)
@@ -119,15 +128,17 @@ class RemoteReplies:
                         int(p)
                         for number in wanted
                         if number not in sums
-                        for p in piece[wanted[number]]
+                        for p in shard[wanted[number]]
                     }
                 )
             )
         raise RunFailed(_LOST)
 
     def _server_args(self, srv: ServerContext) -> tuple[Any, Any]:
-        """What workers need to know of the server. The model is in the store already, unless
-        the sum is about another one; of the state, what counts here.
+        """The server's context for workers.
+
+        The model is in the store already, unless the sum is about another one. Of the state only
+        the aggregating part's is sent.
         """
         owner = self.engine.task.method.part_filling("aggregate")
         state = (
@@ -137,21 +148,21 @@ class RemoteReplies:
         )
         same = not self.work.per_client_start and srv.start is self.work.start
         start: ModelState | None = None if same else srv.start
-        return self.for_all, pack((srv.round, start, state, srv.key))
+        return self.shared_args, pack((srv.round, start, state, srv.key))
 
     def _locate(
-        self, questioner: tuple[Any, Any], piece: Tensor, row: Tensor, weights: Tensor
+        self, server_args: tuple[Any, Any], shard: Tensor, index: Tensor, weights: Tensor
     ) -> tuple[Any, ...]:
-        numbers = torch.unique(piece).tolist()
-        rows = [row[piece == number].numpy() for number in numbers]
-        shares = [weights[piece == number].numpy() for number in numbers]
-        return (*questioner, [self.models[number] for number in numbers], rows, shares)
+        numbers = torch.unique(shard).tolist()
+        rows = [index[shard == number].numpy() for number in numbers]
+        shares = [weights[shard == number].numpy() for number in numbers]
+        return (*server_args, [self.models[number] for number in numbers], rows, shares)
 
-    def _train_again(self, pieces: Sequence[int]) -> None:
-        """Those that cannot be reached; which they are only a look at all of them would tell."""
-        again = [self.questions[number] for number in pieces]
-        for place, kept in self.engine.map_unordered("train_and_keep", again, pieces):
-            self.models[pieces[place]] = kept.models
+    def _train_again(self, shards: Sequence[int]) -> None:
+        """Train these shards again, without asking which of them are lost."""
+        again = [self.requests[number] for number in shards]
+        for place, remote_reply in self.engine.map_unordered("train_and_keep", again, shards):
+            self.models[shards[place]] = remote_reply.models
 
 
 _LOST = (

@@ -1,9 +1,7 @@
-"""The workers of the engine `ray`, and how work gets done although some of them die, hang or never
-start.
+"""The workers of the engine `ray`, some of which may die, hang or never start.
 
-Work is handed to whoever is free. A worker that is lost is replaced, and what it was doing is done
-again by another: nothing it knew is missed, and a client's result does not depend on who trained
-it.
+A free worker takes the next call. A worker that is lost is replaced, and its call is done again: it
+held nothing that is missed, and a client's result does not depend on which worker trains it.
 """
 
 from __future__ import annotations
@@ -18,138 +16,138 @@ from typing import Any, NamedTuple
 from remanence.core.errors import RemanenceError, RunFailed
 
 log = logging.getLogger("remanence")
-PATIENCE = 5.0  # seconds between two looks at the clock while nothing comes back
-# seconds that all workers together may take to start, however short an answer has to be: a busy
-# node imports torch slowly
-STARTING = 300.0
+POLL_S = 5.0  # timeouts are checked this often while no answer comes
+# Seconds until a worker has started, whatever the timeout: a busy node imports torch slowly.
+START_TIMEOUT_S = 300.0
 
 
 class ActorRequest(NamedTuple):
-    """One piece of work: a method of a worker and what it is called with."""
+    """A call: a method of a worker and its arguments."""
 
     method: str
     arguments: tuple[Any, ...]
     affinity: int = (
-        # whose place it had better be, counted round the crew: what belongs together then lies
-        # together, if nobody has to wait for it
+        # which slot it should go to if that is free, modulo the size of the pool: related models
+        # are then on one node
         0
     )
 
 
 @dataclass
 class PoolSlot:
-    """A worker's place in the crew, whoever fills it."""
+    """A place of the pool, and the worker that fills it now."""
 
     number: int
     actor: Any
-    starting: Any  # the answer that says it is ready; None once it came
+    starting: Any  # its answer to `ready`; None once it came
     since: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class PendingCall:
-    """A call that a member is working on."""
+    """A call that a slot is working on."""
 
-    member: PoolSlot
-    call: int
+    slot: PoolSlot
+    number: int
     since: float = field(default_factory=time.monotonic)
 
 
 class ActorPool:
-    """`count` workers, made by `hire`; a call is tried again `retries` times and given up on
-    after `timeout` seconds each (0: never).
+    """A fixed number of workers.
+
+    Args:
+        spawn: Starts a worker.
+        count: How many.
+        retries: How often a lost call is made again.
+        timeout: Seconds for an answer; 0: any time.
     """
 
-    def __init__(self, hire: Callable[[], Any], count: int, retries: int, timeout: float):
-        self.hire, self.retries, self.timeout = hire, retries, timeout
-        self.losses: list[str] = []  # what happened, for the log and for tests
-        self.failed_starts = 0  # one after the other
-        self.members = [self._spawn(number) for number in range(count)]
+    def __init__(self, spawn: Callable[[], Any], count: int, retries: int, timeout: float):
+        self.spawn, self.retries, self.timeout = spawn, retries, timeout
+        self.losses: list[str] = []  # for the log and for tests
+        self.failed_starts = 0  # in sequence
+        self.slots = [self._spawn(number) for number in range(count)]
 
     def map_unordered(self, calls: Sequence[ActorRequest]) -> Iterator[tuple[int, Any]]:
-        """Have all calls done, the first ones first. -> (number of the call, its answer), in
-        any order
+        """Make all calls, the first ones first.
+
+        Yields:
+            The number of a call and its answer, in any order.
         """
         import ray
 
         waiting, tries = list(range(len(calls))), [0] * len(calls)
-        errands: dict[Any, PendingCall] = {}
-        while waiting or errands:
-            busy = {errand.member.number for errand in errands.values()}
-            for member in self.members:
-                if waiting and member.starting is None and member.number not in busy:
-                    number = self._next(waiting, calls, member)
+        pending: dict[Any, PendingCall] = {}
+        while waiting or pending:
+            busy = {call.slot.number for call in pending.values()}
+            for slot in self.slots:
+                if waiting and slot.starting is None and slot.number not in busy:
+                    number = self._next(waiting, calls, slot)
                     waiting.remove(number)
-                    errands[
-                        getattr(member.actor, calls[number].method).remote(*calls[number].arguments)
-                    ] = PendingCall(member, number)
-            starting = {
-                member.starting: member for member in self.members if member.starting is not None
-            }
-            ready, _ = ray.wait([*errands, *starting], num_returns=1, timeout=PATIENCE)
+                    pending[
+                        getattr(slot.actor, calls[number].method).remote(*calls[number].arguments)
+                    ] = PendingCall(slot, number)
+            starting = {slot.starting: slot for slot in self.slots if slot.starting is not None}
+            ready, _ = ray.wait([*pending, *starting], num_returns=1, timeout=POLL_S)
             for answer in ready:
                 if answer in starting:
                     self._on_ready(starting[answer])
                     continue
-                errand = errands.pop(answer)
+                call = pending.pop(answer)
                 try:
                     result = ray.get(answer)
                 except ray.exceptions.RayTaskError as error:
                     raise _explain(error) from error
                 except ray.exceptions.RayError as error:
-                    waiting.insert(0, self._on_lost(errand, tries, _first_line(error)))
+                    waiting.insert(0, self._on_lost(call, tries, _first_line(error)))
                     continue
-                yield errand.call, result
-            for answer, errand in list(errands.items()):
-                if self.timeout and time.monotonic() - errand.since > self.timeout:
-                    del errands[answer]
+                yield call.number, result
+            for answer, call in list(pending.items()):
+                if self.timeout and time.monotonic() - call.since > self.timeout:
+                    del pending[answer]
                     waiting.insert(
                         0,
                         self._on_lost(
-                            errand, tries, f"it did not answer in {self.timeout:g} s", hung=True
+                            call, tries, f"it did not answer in {self.timeout:g} s", hung=True
                         ),
                     )
-            if not errands and waiting:
+            if not pending and waiting:
                 self._give_up_waiting()
 
     def shutdown(self) -> None:
         """End all workers."""
         import ray
 
-        # else it would start a cluster to find nobody
-        for member in self.members if ray.is_initialized() else []:
+        # otherwise Ray would start a cluster
+        for slot in self.slots if ray.is_initialized() else []:
             with contextlib.suppress(Exception):  # the cluster itself may be gone
-                ray.kill(member.actor)
-        self.members = []
+                ray.kill(slot.actor)
+        self.slots = []
 
-    def _next(self, waiting: Sequence[int], calls: Sequence[ActorRequest], member: PoolSlot) -> int:
-        """The first call that likes this member; where there is none, the first of all: nobody
-        stands idle.
-        """
-        liked = (
-            number
-            for number in waiting
-            if calls[number].affinity % len(self.members) == member.number
+    def _next(self, waiting: Sequence[int], calls: Sequence[ActorRequest], slot: PoolSlot) -> int:
+        """The first call with an affinity to this slot; else the first of all."""
+        preferred = (
+            number for number in waiting if calls[number].affinity % len(self.slots) == slot.number
         )
-        return next(liked, waiting[0])
+        return next(preferred, waiting[0])
 
     def _spawn(self, number: int) -> PoolSlot:
-        actor = self.hire()
+        actor = self.spawn()
         return PoolSlot(number, actor, actor.ready.remote())
 
-    def _replace(self, member: PoolSlot) -> None:
+    def _replace(self, slot: PoolSlot) -> None:
         import ray
 
         with contextlib.suppress(Exception):
-            ray.kill(member.actor)  # it may hang rather than be dead
-        self.members[self.members.index(member)] = self._spawn(member.number)
+            ray.kill(slot.actor)  # it may hang rather than be dead
+        self.slots[self.slots.index(slot)] = self._spawn(slot.number)
 
-    def _on_ready(self, member: PoolSlot) -> None:
+    def _on_ready(self, slot: PoolSlot) -> None:
         import ray
 
         try:
-            ray.get(member.starting)
-            member.starting, self.failed_starts = None, 0
+            ray.get(slot.starting)
+            slot.starting, self.failed_starts = None, 0
         except ray.exceptions.RayError as error:
             self.failed_starts += 1
             if self.failed_starts > self.retries:
@@ -158,36 +156,35 @@ class ActorPool:
                     " be installed on every node, with the same Python and torch"
                 ) from error
             self._log_once(
-                f"Ray worker {member.number} did not start ({_first_line(error)}): trying another"
+                f"Ray worker {slot.number} did not start ({_first_line(error)}): trying another"
             )
-            self._replace(member)
+            self._replace(slot)
 
-    def _on_lost(
-        self, errand: PendingCall, tries: list[int], reason: str, hung: bool = False
-    ) -> int:
-        """Replace a worker that died or hangs. -> the call to do again; what hangs is tried
-        twice at most, so nobody waits longer than two timeouts
+    def _on_lost(self, call: PendingCall, tries: list[int], reason: str, hung: bool = False) -> int:
+        """Replace a worker that died or hangs.
+
+        Returns:
+            The number of the call to make again. One that hangs is made twice at most, so that
+            nothing waits longer than two timeouts.
         """
-        tries[errand.call] += 1
-        if tries[errand.call] > (min(self.retries, 1) if hung else self.retries):
+        tries[call.number] += 1
+        if tries[call.number] > (min(self.retries, 1) if hung else self.retries):
             raise RunFailed(
-                f"the same work was lost {tries[errand.call]} times with the Ray workers"
+                f"the same work was lost {tries[call.number]} times with the Ray workers"
                 f" that did it (the last: {reason}): nothing is lost,"
                 " go on with remanence resume, with fewer workers if memory is short"
             )
-        self._log_once(
-            f"Ray worker {errand.member.number} was lost ({reason}): another does its work"
-        )
-        self._replace(errand.member)
-        return errand.call
+        self._log_once(f"Ray worker {call.slot.number} was lost ({reason}): another does its work")
+        self._replace(call.slot)
+        return call.number
 
     def _give_up_waiting(self) -> None:
-        """Nobody works, and nobody has started for too long."""
-        waited = time.monotonic() - max(member.since for member in self.members)
+        """Fail where no worker has started for too long."""
+        waited = time.monotonic() - max(slot.since for slot in self.slots)
         if (
             self.timeout
-            and waited > max(self.timeout, STARTING)
-            and all(member.starting is not None for member in self.members)
+            and waited > max(self.timeout, START_TIMEOUT_S)
+            and all(slot.starting is not None for slot in self.slots)
         ):
             raise RunFailed(
                 f"no Ray worker could start in {waited:.0f} s: the cluster has no free"
@@ -199,39 +196,37 @@ class ActorPool:
         log.warning(sentence)
 
 
-# by what they are like: the crew, and how many engines use it
+# by settings: the pool, and how many engines use it
 SHARED_POOLS: dict[Any, tuple[ActorPool, int]] = {}
 
 
 def acquire_pool(config_key: Any, make: Callable[[], ActorPool]) -> ActorPool:
-    """The crew that other engines of this process use already, if it is of the same kind, or a
-    new one.
-    """
-    crew, users = SHARED_POOLS[config_key] if config_key in SHARED_POOLS else (make(), 0)
-    SHARED_POOLS[config_key] = (crew, users + 1)
-    return crew
+    """The pool that other engines of this process use with the same settings, or a new one."""
+    pool, users = SHARED_POOLS[config_key] if config_key in SHARED_POOLS else (make(), 0)
+    SHARED_POOLS[config_key] = (pool, users + 1)
+    return pool
 
 
 def release_pool(config_key: Any) -> None:
-    """The last one out ends the workers."""
-    crew, users = SHARED_POOLS.pop(config_key)
+    """Stop using a pool; the last user shuts it down."""
+    pool, users = SHARED_POOLS.pop(config_key)
     if users > 1:
-        SHARED_POOLS[config_key] = (crew, users - 1)
+        SHARED_POOLS[config_key] = (pool, users - 1)
     else:
-        crew.shutdown()
+        pool.shutdown()
 
 
 def _explain(error: Any) -> RemanenceError:
-    """A worker's own error: a sentence of ours as it is, anything else with where it came from."""
+    """An error inside a worker: our own as it is, any other with its source."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, RemanenceError):
         return cause
-    cure = (
+    remedy = (
         ": install remanence, and the modules your model and parts come from, on every node"
         if isinstance(cause, ImportError)
         else ""
     )
-    return RunFailed(f"a Ray worker failed{cure}: {error}")
+    return RunFailed(f"a Ray worker failed{remedy}: {error}")
 
 
 def _first_line(error: Exception) -> str:

@@ -1,12 +1,10 @@
-"""What travels to another machine and back: trees as arrays, and a whole task, once.
+"""Trees and tasks as bytes, for another machine.
 
-Arrays cross a process boundary far faster than tensors do, and an object store maps them into every
-worker of a node without a copy. So models and states travel as arrays and are copied on arrival,
-because whoever gets them may own them; the examples are only ever read and stay where the store put
-them.
+Arrays cross a process boundary far faster than tensors, and an object store maps them into every
+worker of a node without a copy. Models and states therefore travel as arrays and are copied on
+arrival, since the receiver may change them. Examples are only read, and stay in the store.
 
-A task is functions as well as numbers, so it is pickled: it goes to our own workers, never into a
-file.
+A task has functions as well as numbers, so it is pickled: for our own workers, never for a file.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ READ_ONLY = (
 
 
 class PackedTensor:
-    """An array that was a tensor, told apart from those that never were."""
+    """An array that was a tensor, as opposed to one that was an array before."""
 
     def __init__(self, array: np.ndarray):
         self.array = array
@@ -53,9 +51,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any, device: torch.device) -> Any:
-    """The inverse. Everything is a copy: what a store lends is read-only, and writing to it
-    would end the process.
-    """
+    """The inverse of `pack`. Everything is a copy: arrays of the store are read-only."""
     if isinstance(value, PackedTensor):
         return torch.tensor(value.array, device=device)
     if isinstance(value, np.ndarray):
@@ -64,7 +60,7 @@ def unpack(value: Any, device: torch.device) -> Any:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of all arrays in something packed: what its journey costs."""
+    """Bytes of all arrays in a packed value."""
     if isinstance(value, PackedTensor | np.ndarray):
         return int((value.array if isinstance(value, PackedTensor) else value).nbytes)
     items: Any = (
@@ -79,9 +75,7 @@ def nbytes(value: Any) -> int:
 
 @dataclass
 class ByteCounter:
-    """What an engine sent to its workers and got from them, in bytes of arrays; what is put
-    into a store for all counts once.
-    """
+    """Bytes of arrays that an engine sends and receives; what all workers share counts once."""
 
     down: int = 0
     up: int = 0
@@ -102,7 +96,7 @@ def _rebuild(value: Any, change: Any) -> Any:
 
 @dataclass(frozen=True)
 class TaskBundle:
-    """A task on its way: everything but the examples as bytes, and the examples as arrays."""
+    """A task: everything but the examples as bytes, and the examples as arrays."""
 
     pickled: bytes
     examples: NamedArrays
@@ -110,9 +104,7 @@ class TaskBundle:
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """Switches that torch keeps for a whole process: a worker must compute as the process that
-    planned its work would.
-    """
+    """torch's settings for a whole process: a worker must compute as the run's process would."""
 
     deterministic: bool
     matmul_tf32: bool
@@ -156,21 +148,25 @@ def pickle_task(task: TrainingTask) -> bytes:
     """A task without its examples; raises `InputError` where it cannot be pickled."""
     from ray import cloudpickle
 
-    shell = replace(task, train=_without_arrays(task.train), test=_without_arrays(task.test))
+    without_examples = replace(
+        task, train=_without_arrays(task.train), test=_without_arrays(task.test)
+    )
     file = io.BytesIO()
-    ways = {
+    reducers = {
         Tensor: _reduce_on_host,
         type(torch.classes): _reduce_by_name,
         type(torch.ops): _reduce_by_name,
     }
-    usual: Any = cloudpickle.Pickler
+    base_pickler: Any = cloudpickle.Pickler
     # ours first
     pickler = type(
-        "TaskPickler", (usual,), {"dispatch_table": ChainMap(ways, usual.dispatch_table)}
+        "TaskPickler",
+        (base_pickler,),
+        {"dispatch_table": ChainMap(reducers, base_pickler.dispatch_table)},
     )
     try:
-        pickler(file).dump(shell)
-    # whatever somebody's part or network holds: a lock, an open file, a generator
+        pickler(file).dump(without_examples)
+    # a part or a network may hold anything: a lock, an open file, a generator
     except Exception as error:
         raise InputError(
             "engine ray cannot send this experiment to its workers, because something in"
@@ -180,11 +176,11 @@ def pickle_task(task: TrainingTask) -> bytes:
     return file.getvalue()
 
 
-def receive_task(parcel: TaskBundle, device: torch.device) -> TrainingTask:
+def receive_task(bundle: TaskBundle, device: torch.device) -> TrainingTask:
     """The task on a device of this machine."""
     from ray import cloudpickle
 
-    task: TrainingTask = cloudpickle.loads(parcel.pickled)
+    task: TrainingTask = cloudpickle.loads(bundle.pickled)
     model = task.model
     for module in (model.source_module, model.train_module, model.eval_module):
         assert isinstance(module, nn.Module)
@@ -196,8 +192,8 @@ def receive_task(parcel: TaskBundle, device: torch.device) -> TrainingTask:
         task,
         model=replace(model, initial=initial),
         info=replace(task.info, device=device),
-        train=_with_arrays(task.train, "train", parcel.examples, device),
-        test=_with_arrays(task.test, "test", parcel.examples, device),
+        train=_with_arrays(task.train, "train", bundle.examples, device),
+        test=_with_arrays(task.test, "test", bundle.examples, device),
     )
 
 
@@ -221,7 +217,7 @@ def _with_arrays(
         for name in ("mean", "std")
         if (value := getattr(examples, name)) is not None
     }
-    # torch warns that an array is read-only; nobody writes to examples
+    # torch warns that an array is read-only; examples are never written
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         placed |= {name: torch.from_numpy(array).to(device) for name, array in held.items()}
@@ -229,12 +225,10 @@ def _with_arrays(
 
 
 def _reduce_on_host(tensor: Tensor) -> Any:
-    """A worker numbers its devices differently and may have none."""
+    """A worker may have other devices, or none."""
     return tensor.cpu().__reduce_ex__(4)  # type: ignore[no-untyped-call]
 
 
 def _reduce_by_name(module: ModuleType) -> Any:
-    """torch.classes and torch.ops are modules of a kind of their own, which a pickler drags
-    along where a function says `world.classes`.
-    """
+    """torch.classes and torch.ops are special modules, which a pickler would include."""
     return importlib.import_module, (module.__name__,)

@@ -1,8 +1,7 @@
-"""A worker of the engine `ray`: many clients, an engine inside, and no state that a round could
-miss when it dies.
+"""A worker of the engine `ray`: an engine for many clients, and no state that a round needs.
 
-A worker is a plain class, which Ray makes an actor of. It serves every engine of the process that
-started it, so that training and fine-tuning do not keep cores or GPUs from each other.
+`Worker` is a plain class, of which Ray makes an actor. It serves every engine of the process that
+started it, so that training and fine-tuning share cores and GPUs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.training.server_step import aggregator_of
 from remanence.training.task import TrainingTask
 
-KEPT = 4  # tasks at hand: a run has one, and another where personal models are fine-tuned
+MAX_TASKS = 4  # kept by a worker; a run has one, and another where models are fine-tuned
 
 
 @dataclass(frozen=True)
@@ -50,8 +49,8 @@ class InnerEngine:
 
 
 def choose_inner(task: TrainingTask, device: str) -> str:
-    """What is fastest where it will run: convolutions on a CPU one client at a time, all else
-    as a stack where that is possible.
+    """The fastest on a device: one client at a time for convolutions on a CPU, else stacks if
+    possible.
     """
     if device == "cpu" and task.model.has_convolutions:
         return "sequential"
@@ -69,7 +68,7 @@ def make_inner(inner: InnerEngine, task: TrainingTask) -> SequentialEngine | Vec
 
 
 class TaskRef(NamedTuple):
-    """Which task a call is about, and where it lies: a worker fetches it once, when it first
+    """Which task a call uses, and where it is: a worker fetches it once, when it first
     hears of it, and so does the one that replaces it.
     """
 
@@ -82,81 +81,81 @@ class TaskRef(NamedTuple):
 
 
 class LoadedTask(NamedTuple):
-    """A task as a worker has it."""
+    """A task of a worker, with its engines."""
 
     engine: SequentialEngine | VectorizedEngine
     by_rows: SequentialEngine
 
 
 class Worker:
-    """Does what it is asked. All it keeps is what it can fetch again."""
+    """Serves calls. It keeps only what it can fetch again."""
 
     def __init__(self, device: str, threads: int, settings: TorchSettings):
         settings.apply()
         if device == "cpu":
             torch.set_num_threads(threads)
         self.device = torch.device(device)
-        self.posts: dict[str, LoadedTask] = {}
+        self.tasks: dict[str, LoadedTask] = {}
 
     def ready(self) -> int:
-        """Answered once it is there. -> the process"""
+        """Called to learn that the worker has started. -> the process id"""
         return os.getpid()
 
-    def train(self, assignment: TaskRef, for_all: Any, work: Any, models: ModelRefs | None) -> Any:
+    def train(
+        self, task_ref: TaskRef, shared_args: Any, work: Any, models: ModelRefs | None
+    ) -> Any:
         """for_all: the model, or None where each client has its own among `models`, and what
         the server shares. -> a packed Reply
         """
-        return pack(self._train(assignment, self._whole(for_all, work, models)))
+        return pack(self._train(task_ref, self._whole(shared_args, work, models)))
 
     def train_and_keep(
-        self, assignment: TaskRef, for_all: Any, work: Any, models: ModelRefs | None
+        self, task_ref: TaskRef, shared_args: Any, work: Any, models: ModelRefs | None
     ) -> RemoteReply:
-        """The same, but the models stay here, in the store, with what else a sum over them may
-        need.
-        """
+        """The same, but the models stay in the store, with what a sum over them may need."""
         import ray
 
-        whole = self._whole(for_all, work, models)
-        reply = self._train(assignment, whole)
-        moved = pytree.sub(reply.params, whole.start.params)
-        squares = [way.double().flatten(1).square().sum(dim=1) for way in moved.values()]
+        full_work = self._whole(shared_args, work, models)
+        reply = self._train(task_ref, full_work)
+        delta = pytree.sub(reply.params, full_work.start.params)
+        squares = [way.double().flatten(1).square().sum(dim=1) for way in delta.values()]
         form = {name: (tuple(value.shape[1:]), value.dtype) for name, value in reply.params.items()}
         params: Tree = dict(reply.params)
         rest, finite = (
             reply._replace(params={}),
             pytree.finite({"params": params}, reply.num_clients),
         )
-        kept = ray.put(pack(reply._replace(client_state={})))
+        stored = ray.put(pack(reply._replace(client_state={})))
         return RemoteReply(
-            pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), kept
+            pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), stored
         )
 
     def partial_sum(
         self,
-        assignment: TaskRef,
-        for_all: Any,
-        about: Any,
-        kept: list[Any],
+        task_ref: TaskRef,
+        shared_args: Any,
+        server_args: Any,
+        stored: list[Any],
         rows: list[np.ndarray],
         weights: list[Any],
     ) -> Any:
         """The method's partial sum over models that lie in the store, one piece after the other. ->
         packed; None where some of them are gone
 
-        about: round, model (None: the one of the round), state and key of the server; rows,
+        server_args: round, model (None: the one of the round), state and key of the server; rows,
             weights: of each piece
         """
         import ray
 
         try:
-            pieces = ray.get(kept, timeout=FETCH_TIMEOUT)
+            pieces = ray.get(stored, timeout=FETCH_TIMEOUT)
         except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
             return None
-        task = self._load_task(assignment).engine.task
-        round, start, state, key = unpack(about, self.device)
+        task = self._load_task(task_ref).engine.task
+        round, start, state, key = unpack(server_args, self.device)
         srv = ServerContext(
             round,
-            start or ModelState(*unpack(for_all, self.device)[0]),
+            start or ModelState(*unpack(shared_args, self.device)[0]),
             state,
             task.hparam_tensors(),
             key,
@@ -173,42 +172,42 @@ class Worker:
 
     def score(
         self,
-        assignment: TaskRef,
+        task_ref: TaskRef,
         models: ModelRefs,
         split: str,
         owners: np.ndarray | None,
         time_step: int,
     ) -> Any:
-        """Some of the models on all rows."""
+        """Some of the models on all examples."""
         return pack(
-            self._load_task(assignment).engine.score(
+            self._load_task(task_ref).engine.score(
                 models.open(self.device), split, owners, time_step
             )
         )
 
     def score_rows(
         self,
-        assignment: TaskRef,
+        task_ref: TaskRef,
         models: Any,
         split: str,
         ids: np.ndarray,
         groups: np.ndarray,
         count: int,
     ) -> Any:
-        """All models on some of the rows."""
+        """All models on some of the examples."""
         rows, of_group = (
             torch.tensor(ids, device=self.device),
             torch.tensor(groups, device=self.device),
         )
         return pack(
-            self._load_task(assignment).by_rows.score_rows(
+            self._load_task(task_ref).by_rows.score_rows(
                 unpack(models, self.device), split, rows, of_group, count
             )
         )
 
     def score_pairs(
         self,
-        assignment: TaskRef,
+        task_ref: TaskRef,
         models: ModelRefs,
         which: np.ndarray,
         owners: np.ndarray,
@@ -216,43 +215,43 @@ class Worker:
         time_step: int,
         examples: bool,
     ) -> Any:
-        """Each model on rows of its own."""
-        engine = self._load_task(assignment).engine
+        """Each model on its own examples."""
+        engine = self._load_task(task_ref).engine
         return pack(
             engine.score_pairs(
                 models.open(self.device), which.copy(), owners.copy(), split, time_step, examples
             )
         )
 
-    def predict_logits(self, assignment: TaskRef, models: ModelRefs, ids: np.ndarray) -> Any:
-        """What models say of some rows."""
+    def predict_logits(self, task_ref: TaskRef, models: ModelRefs, ids: np.ndarray) -> Any:
+        """Logits of models on some examples."""
         return pack(
-            self._load_task(assignment).engine.predict_logits(
+            self._load_task(task_ref).engine.predict_logits(
                 models.open(self.device), torch.tensor(ids, device=self.device)
             )
         )
 
-    def _whole(self, for_all: Any, work: Any, models: ModelRefs | None) -> ClientWork:
-        start, shared = unpack(for_all, self.device)
-        whole: ClientWork = unpack(work, self.device)._replace(
-            broadcast=shared, start=start if models is None else models.open(self.device)
+    def _whole(self, shared_args: Any, work: Any, models: ModelRefs | None) -> ClientWork:
+        start, broadcast = unpack(shared_args, self.device)
+        full_work: ClientWork = unpack(work, self.device)._replace(
+            broadcast=broadcast, start=start if models is None else models.open(self.device)
         )
-        return whole
+        return full_work
 
-    def _train(self, assignment: TaskRef, work: ClientWork) -> Reply:
-        return Reply.concat(list(self._load_task(assignment).engine.train(work)))
+    def _train(self, task_ref: TaskRef, work: ClientWork) -> Reply:
+        return Reply.concat(list(self._load_task(task_ref).engine.train(work)))
 
-    def _load_task(self, assignment: TaskRef) -> LoadedTask:
-        if assignment.token not in self.posts:
+    def _load_task(self, task_ref: TaskRef) -> LoadedTask:
+        if task_ref.token not in self.tasks:
             import ray
 
             task = receive_task(
-                TaskBundle(*ray.get([assignment.pickled, assignment.examples])), self.device
+                TaskBundle(*ray.get([task_ref.pickled, task_ref.examples])), self.device
             )
-            engine = make_inner(assignment.inner, task)
-            self.posts[assignment.token] = LoadedTask(
+            engine = make_inner(task_ref.inner, task)
+            self.tasks[task_ref.token] = LoadedTask(
                 engine, engine if isinstance(engine, SequentialEngine) else SequentialEngine(task)
             )
-            while len(self.posts) > KEPT:
-                self.posts.pop(next(iter(self.posts)))
-        return self.posts[assignment.token]
+            while len(self.tasks) > MAX_TASKS:
+                self.tasks.pop(next(iter(self.tasks)))
+        return self.tasks[task_ref.token]
