@@ -33,7 +33,7 @@ def kind(engine: Engine) -> tuple[str, int, str]:
 def choose_with(
     monkeypatch: pytest.MonkeyPatch, times: Times, rounds: int, cores: int = 2, **changes: Any
 ) -> tuple[EngineChoice, list[tuple[str, int, str]]]:
-    """times: seconds that a trial is said to take -> the choice, and what was tried for it"""
+    """times: seconds that a trial takes -> the choice, and what was tried for it"""
     tried: list[tuple[str, int, str]] = []
 
     def best_of(count: int, engine: Engine, job: Any, clock: Any) -> float:
@@ -48,7 +48,7 @@ def choose_with(
     ), tried[1:]  # the first is for the threads
 
 
-# four clients make 3 steps each in a trial, and 8 in one of steps written down or compiled: 12 and
+# four clients make 3 steps each in a trial, and 8 in one of steps traced or compiled: 12 and
 # 32 local steps
 SLOW_LOOP: Times = {
     ("sequential", 0, "eager"): 0.12,  # 10 ms a step
@@ -129,7 +129,7 @@ def test_a_long_run_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_convolutions_are_stacked_only_where_nobody_can_be_forked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A stack's steps may be as fast as two workers', but whatever looks at rows, and a whole
+    """A stack's steps may be as fast as two workers', but evaluation, and a whole
     round does a lot of that, is not.
     """
     times = SLOW_LOOP | {
@@ -165,7 +165,7 @@ def test_a_short_run_of_a_heavy_network_is_not_tried(monkeypatch: pytest.MonkeyP
 
 
 def test_a_long_run_of_a_heavy_network_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One step a trial, and nothing of stacks or of steps that are only written down."""
+    """One step a trial, and nothing of stacks or of steps that are only traced."""
     choice, tried = choose_with(monkeypatch, HEAVY, rounds=1_000)
     assert tried == [("processes", 1, "eager"), ("processes", 1, "compiled")]
     assert choice[:1] + choice[3:] == ("processes", "compiled", 1)

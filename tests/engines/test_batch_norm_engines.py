@@ -115,7 +115,7 @@ def test_batch_norm_without_running_statistics_is_refused_too() -> None:
 
 
 def test_frozen_batch_norm_can_be_padded() -> None:
-    """It judges each row alone."""
+    """It evaluates each example alone."""
     experiment = small_experiment(
         "fedavg", UNEQUAL | {"local.buffers": "frozen"}, module=batch_norm_net()
     )

@@ -150,7 +150,7 @@ def test_the_engine_contract() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold+wsm"])
 def test_traced(method: str) -> None:
-    """Really written down: numbers of the round, the step and the client come in as arguments,
+    """Really traced: numbers of the round, the step and the client come in as arguments,
     or the second round would repeat the first.
     """
     assert_recorded_equals_loop(
@@ -197,7 +197,7 @@ def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five clients in stacks of 4 and of 1, then of 3 and of 2. Sizes are halved, so 4, 2 and 1
-    are written down; with 3 the fourth is masked.
+    are traced; with 3 the fourth is masked.
     """
     written: list[bool] = []
     monkeypatch.setattr(
@@ -263,7 +263,7 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch)
 
 
 def scarce(monkeypatch: pytest.MonkeyPatch, room: int, error: Exception) -> list[int]:
-    """Memory for so many clients. -> the sizes of the stacks that were tried"""
+    """Memory for `room` clients. -> the sizes of the stacks that were tried"""
     tried: list[int] = []
     whole = VectorizedEngine._train_stack
 
@@ -311,7 +311,7 @@ def test_one_client_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_whose_the_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 80 GB 2 are free and 5 ours: somebody else has 73."""
+    """Of 80 GB 2 are free and 5 ours: other processes have 73."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * 10**9)
     assert gpu_memory_text(torch.device("cuda")) == " (2.0 of 80.0 GB are free, 5.0 are this run's)"

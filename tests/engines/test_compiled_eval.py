@@ -37,7 +37,7 @@ def test_it_says_the_same(compiled: bool, rows: int) -> None:
 
 
 class Moody(nn.Module):
-    """Cannot be written down: what it computes depends on what it sees."""
+    """Cannot be traced: what it computes depends on the values of its input."""
 
     def __init__(self) -> None:
         super().__init__()

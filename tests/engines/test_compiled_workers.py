@@ -26,7 +26,7 @@ for engine in ("vectorized", "processes"):
 
 @pytest.mark.slow
 def test_compiling_in_a_fork(tmp_path: Path) -> None:
-    """The compiler's threads do not come along, and whoever waits for them waits for ever."""
+    """The compiler's threads do not survive a fork; a worker that waits for them waits for ever."""
     answer = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(tmp_path)],
         capture_output=True,

@@ -322,7 +322,7 @@ def test_what_draws_at_random_draws(case: str) -> None:
 
 @pytest.mark.parametrize("buffers", ["average", "local", "frozen"])
 def test_where_the_buffers_go(buffers: str) -> None:
-    """average: the server's move; local: they stay with the clients; frozen: nobody's move."""
+    """average: the server's change; local: they stay with the clients; frozen: none change."""
     experiment = small_experiment(
         "fedavg", EQUAL | {"local.buffers": buffers}, module=batch_norm_net()
     )

@@ -1,4 +1,4 @@
-"""What a phase of training leaves alone is looked at once: where a network can be cut, where
+"""Layers that a phase does not train are computed once: where a network can be cut, where
 not, and that nothing else changes.
 """
 

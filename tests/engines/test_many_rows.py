@@ -1,4 +1,4 @@
-"""A stack's models on a GPU, where many rows are looked at by one model after the other; here
+"""A stack's models on a GPU, where many examples are evaluated by one model after the other; here
 on a CPU that is taken for one.
 """
 
@@ -128,7 +128,7 @@ def test_few_rows_are_looked_at_together(
 
 def test_kernels_that_fail(experiment: BuiltExperiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking at few rows, and what clients do outside their steps: torch does it then, and the
-    reason is said once. A fault of the network's is its own.
+    reason is given once. A fault of the network's is its own.
     """
     engine, models, few = on_a_gpu(experiment), models_of(experiment), experiment.task.public[:4]
 

@@ -1,5 +1,6 @@
-"""Several methods on the same data and the same draws of clients: methods x grid x seeds, one
-run folder a cell.
+"""A comparison: methods x settings x seeds on the same data and the same samples of clients.
+
+Every combination is a run with a folder of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class GridPoint:
 
     name: str  # of its folder
     method: str
-    setting: str  # the grid's values in words; empty without a grid
+    setting: str  # the grid's values as text; empty without a grid
     seed: int
     spec: Experiment
 
@@ -47,12 +48,22 @@ def plan_grid(
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
 ) -> list[GridPoint]:
-    """Every combination, checked, seeds innermost so that a method's first results come early."""
+    """Every combination, checked.
+
+    Seeds are innermost, so that a method's first results come early.
+
+    Args:
+        base: The experiment.
+        changes: Keys that differ from it in all runs.
+        methods: To compare.
+        seeds: Of each method and setting.
+        grid: Values by key; every combination is a setting.
+    """
     if not methods:
         raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
-    doubled = [method for method in methods if methods.count(method) > 1]
-    if doubled:
-        raise InputError(f"method {doubled[0]!r} stands twice in the comparison: write it once")
+    repeated = [method for method in methods if methods.count(method) > 1]
+    if repeated:
+        raise InputError(f"method {repeated[0]!r} stands twice in the comparison: write it once")
     settings = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]
@@ -63,12 +74,10 @@ def plan_grid(
         )
     cells = []
     for method, setting in itertools.product(methods, settings):
-        words = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
+        text = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
         for seed in seeds:
             spec = parse_experiment(base, {**changes, **setting, "method": method, "seed": seed})
-            cells.append(
-                GridPoint(_slug(f"{method} {words} seed{seed}"), method, words, seed, spec)
-            )
+            cells.append(GridPoint(_slug(f"{method} {text} seed{seed}"), method, text, seed, spec))
         check_names(cells[-1].spec)
     names = [cell.name for cell in cells]
     return [
@@ -92,10 +101,10 @@ def start_comparison(
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
-    """Check, make the folder, run every cell."""
+    """Check everything, create the folder, and run every grid point."""
     if select == "validation" and cells[0].spec.data.validation == 0:
         raise InputError("--select validation needs validation data: set data.validation above 0")
-    # one engine for all cells: what differs between them is then the method alone
+    # one engine for all runs, so that only the method differs between them
     _, choice = resolve_engine(build(cells[0].spec, module=module, source=source), progress)
     plan = {
         "select": select,
@@ -123,7 +132,7 @@ def resume_comparison(
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
-    """Finish what is unfinished and start what was not started."""
+    """Resume the runs that are unfinished and start those that are missing."""
     plan = Comparison(folder).plan
     cells = [
         GridPoint(
@@ -182,5 +191,5 @@ def _run_grid(
 
 
 def _slug(text: str) -> str:
-    """A folder name that can go nowhere else."""
+    """A safe name for a folder."""
     return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-.")[:120]
