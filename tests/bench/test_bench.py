@@ -1,6 +1,4 @@
-"""`remanence bench` on jobs small enough for a test: what it checks, what it prints, and that
-its baselines are what they say.
-"""
+"""`remanence bench` on small jobs: its checks, its output, and its baselines."""
 
 from __future__ import annotations
 
@@ -88,7 +86,7 @@ def test_a_round_equals_the_plain_loop_in_float64(name: str, choice: EngineChoic
 
 
 def test_a_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plain loop whose learning rate is a little different."""
+    """A plain loop with a slightly different learning rate."""
     make = baselines.make_optimizer
     monkeypatch.setattr(
         baselines,
@@ -106,10 +104,8 @@ def test_a_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         compare_with_plain(tiny("B"), "cpu", LOOP)
 
 
-def test_flashback_is_switched_on() -> None:
-    """Or its baseline would equal federated averaging, and prove nothing: teachers have seen
-    labels, so the models differ.
-    """
+def test_flashback_distills() -> None:
+    """With label counts of zero it would equal FedAvg, and the comparison would be void."""
     with_teachers = prepare(tiny("E"), "cpu", "fp64")
     model = train_clients(*with_teachers).state_dict()
     experiment, state, job = with_teachers
@@ -126,10 +122,8 @@ def test_flashback_is_switched_on() -> None:
 
 
 @pytest.mark.usefixtures("tiny_jobs")
-def test_the_check_in_float64_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's permission to round is the whole process', and the experiment of the check takes
-    it away.
-    """
+def test_the_check_in_float64_does_not_change_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """allow_tf32 is a setting of the whole process, and the experiment of the check changes it."""
     seen: list[bool] = []
 
     def check(job: BenchJob, device: str, choice: EngineChoice) -> float:
@@ -214,7 +208,7 @@ def test_refusals(call: Callable[[], Any], sentence: str) -> None:
         call()
 
 
-def test_turns_are_taken_and_the_first_does_not_count() -> None:
+def test_contenders_take_turns_and_the_first_does_not_count() -> None:
     calls: list[str] = []
     contenders = {name: (lambda name=name: calls.append(name), 1) for name in "ab"}
     times = interleave(contenders, 2, torch.device("cpu"))
@@ -223,7 +217,7 @@ def test_turns_are_taken_and_the_first_does_not_count() -> None:
 
 
 def test_memory_is_that_of_this_process() -> None:
-    """Pages fresh from the system: an allocator may have some left from earlier tests."""
+    """New pages from the system: an allocator may reuse pages of earlier tests."""
     with runner.watching_memory(torch.device("cpu")) as peak, mmap.mmap(-1, 64 * 2**20) as block:
         before = peak_of_process()
         block.write(bytes([1]) * len(block))
@@ -231,7 +225,7 @@ def test_memory_is_that_of_this_process() -> None:
 
 
 def test_every_job_can_be_built_from_its_settings() -> None:
-    """Their sizes are in the tables of issue and README: 250, 500 and 450 rows a client."""
+    """Their sizes are in benchmarks/README.md: 250, 500 and 450 examples a client."""
     from remanence.config import parse_experiment
 
     for job in JOBS.values():

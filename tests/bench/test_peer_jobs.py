@@ -1,4 +1,4 @@
-"""benchmarks/peers: the files of a job, the turns, the table, the refusals. The simulators
+"""benchmarks/peers: the files of a job, the turns, the table, the errors. The simulators
 themselves are not installed here.
 """
 
@@ -42,7 +42,7 @@ TINY = {
 RAGGED = {**TINY, "data.partition": "quantity(power=1.5, minimum=3)", "local.epochs": 2}
 
 
-def test_a_job_is_written_with_every_row_once_an_epoch(tmp_path: Path) -> None:
+def test_a_job_is_written_with_every_example_once_an_epoch(tmp_path: Path) -> None:
     settings = job_folder.write_job("A", tmp_path / "A", RAGGED)
     job = PeerJob(tmp_path / "A")
     assert (job.name, job.model, job.batch, job.epochs, job.clients, len(job.cohort)) == (
@@ -70,7 +70,7 @@ def test_a_job_is_written_with_every_row_once_an_epoch(tmp_path: Path) -> None:
         assert (x.dtype, y.shape) == (np.float32, (size,))
 
 
-def test_a_plain_loop_over_the_files_ends_where_our_engine_does(tmp_path: Path) -> None:
+def test_a_plain_loop_over_the_files_equals_the_engine(tmp_path: Path) -> None:
     """The witness that data, order, weights and optimizer in the files are those of the
     experiment: ours never reads them.
     """
@@ -135,7 +135,7 @@ def pretend(tmp_path: Path, name: str, end: float, action: str = "") -> tuple[Co
     return Contender(name, str(driver), "made up"), sys.executable
 
 
-def test_turns_are_taken_and_who_fails_is_out(tmp_path: Path) -> None:
+def test_contenders_take_turns_and_one_that_fails_is_left_out(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     folder.mkdir()
     np.savez(folder / "start.npz", w=np.zeros(1))
@@ -205,7 +205,7 @@ def test_a_silent_contender_is_given_up(tmp_path: Path) -> None:
 
 
 def test_the_table() -> None:
-    """Ours 2 s in the median of 1, 2, 9; the peer 5 s: 2.5 times ours."""
+    """Remanence takes 2 s, the median of 1, 2 and 9; the peer 5 s: 2.5 times as long."""
     scores = [
         Score(OURS, "remanence 1, torch 2", "engine sequential", [1.0, 9.0, 2.0], 1e-4),
         Score(PLAIN, "torch 2", "2 threads", [3.0, 3.0, 3.0], 0.0),

@@ -1,6 +1,4 @@
-"""Graphs, compiled once for every layout, and parts of a step that are compiled once for all
-the places where they stand.
-"""
+"""Graphs are compiled once for each layout, and functions once for each set of shapes."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ def scale(x: Tensor, y: Tensor, times: int) -> Tensor:
 
 @contextmanager
 def counting_compilations() -> Iterator[list[Any]]:
-    """-> what the compiler is called with, call by call"""
+    """Yields the list of calls of the compiler."""
     with mock.patch.object(torch._inductor, "compile", wraps=torch._inductor.compile) as compile:
         yield compile.call_args_list
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_once_a_form() -> None:
+def test_a_function_is_compiled_once_for_each_shape_and_dtype() -> None:
     x, y = torch.arange(6.0).reshape(2, 3), torch.full((2, 3), 2.0)
     with counting_compilations() as calls:
         assert torch.equal(call_compiled(scale, x, y, times=3), 6 * x)
@@ -45,9 +43,9 @@ def test_once_a_form() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_once_a_layout() -> None:
-    """Rows and columns of a square have one shape: read by the strides of the other they would
-    be mixed up. One of them is written to.
+def test_a_graph_is_compiled_once_for_each_layout() -> None:
+    """A square matrix and its transpose have one shape but other strides. One input is written
+    to.
     """
 
     def add(total: Tensor, x: Tensor) -> list[Tensor]:

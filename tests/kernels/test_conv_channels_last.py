@@ -1,5 +1,5 @@
-"""Convolutions with the channels innermost equal torch's, with their gradients; in a stack they
-stay where they lie.
+"""Convolutions with the channels last equal torch's, with their gradients; in a stack their
+results are not copied.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def test_a_stack(
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12 * float(theirs.abs().max()))
 
 
-def test_one_model_alone() -> None:
-    """1 2 3 under 10 1 is 12 and 23."""
+def test_a_single_model() -> None:
+    """The image 1 2 3 and the filter 10 1 give 12 and 23."""
     x, w = (
         torch.tensor([[[[1.0, 2.0, 3.0]]]], requires_grad=True),
         torch.tensor([[[[10.0, 1.0]]]], requires_grad=True),
@@ -85,8 +85,8 @@ def test_one_model_alone() -> None:
     assert w.grad.tolist() == [[[[3.0, 5.0]]]]
 
 
-def test_images_are_turned_around_once() -> None:
-    """What comes out of one convolution goes into the next without being copied."""
+def test_layouts_are_converted_once() -> None:
+    """The result of one convolution is the input of the next without a copy."""
     y = vmap(conv_channels_last.convolve, in_dims=(0, 0, None, None))(
         draw("x", 3, 2, 4, 8, 8), draw("w", 3, 6, 4, 3, 3), (1, 1), (1, 1)
     )
@@ -131,7 +131,7 @@ def test_streams_on_cuda(dtype: torch.dtype, close: float, monkeypatch: pytest.M
             )
 
 
-def test_one_convolution_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_convolution_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuDNN would cut a grouped one into pieces: strides, and layers with many channels
     on both sides.
     """
@@ -155,7 +155,7 @@ def test_one_convolution_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
         ((64, 64), torch.float32, True, False, False),
     ],
 )
-def test_which_are_wide(
+def test_which_layers_use_channels_last(
     channels: tuple[int, int],
     dtype: torch.dtype,
     tf32: bool,
@@ -172,7 +172,7 @@ def test_which_are_wide(
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_only_compiled_steps_take_the_layout(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_compiled_steps_use_the_layout(fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grouped_conv, "use_channels_last", lambda x, weight: True)
     monkeypatch.setattr(grouped_conv, "use_triton", lambda x, weight, padding: False)
     monkeypatch.setattr(
@@ -185,7 +185,7 @@ def test_only_compiled_steps_take_the_layout(fused: bool, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("case", ["max pooling", "batch norm", "dropout"])
-def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with the written step in place of its graph. Group norm is not mapped over
     this layout on a CPU; `remanence bench C` compares it on CUDA.
     """

@@ -1,4 +1,4 @@
-"""Narrow convolutions by our own kernels equal torch's, with their gradients, alone and in a
+"""Narrow convolutions by the Triton kernels equal torch's, with their gradients, alone and in a
 stack; here the kernels run in Triton's interpreter.
 """
 
@@ -40,7 +40,7 @@ def draw(name: str, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.fixture
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Float64 and wide layers go to our kernels, too."""
+    """Float64 and wide layers use the Triton kernels too."""
     monkeypatch.setattr(grouped_conv, "use_triton", lambda x, weight, padding: True)
 
 
@@ -93,7 +93,7 @@ def test_a_stack_of_convolutions(
 
 
 @pytest.mark.usefixtures("everywhere")
-def test_sums_over_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_over_pixels_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     x, dy = draw("x", 1, 4, 2, 14, 14), draw("dy", 1, 4, 5, 12, 12)
     whole = torch.nn.grad.conv2d_weight(x[0], (5, 2, 3, 3), dy[0])
     for programs in (1, 100):  # one part of 576 rows, and four
@@ -108,7 +108,7 @@ def test_sums_over_rows_in_several_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("everywhere")
 def test_a_convolution_by_hand() -> None:
-    """1 2 3 under 10 1 is 12 and 23; with bias 0.5."""
+    """The image 1 2 3 and the filter 10 1 give 12 and 23; with bias 0.5."""
     y = convolve(
         torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[10.0, 1.0]]]]), torch.tensor([0.5])
     )
@@ -116,8 +116,8 @@ def test_a_convolution_by_hand() -> None:
 
 
 @pytest.mark.parametrize("channels", [4, 16])
-def test_operations_are_what_the_compiler_is_told(channels: int) -> None:
-    """Shapes and places in memory, with few channels and with the channels innermost."""
+def test_operators_agree_with_their_fake_versions(channels: int) -> None:
+    """Shapes and strides, with few channels and with the channels last."""
     x, w = (
         draw("x", 2, 2, 3, 6, 6, dtype=torch.float32),
         draw("w", 2, 3, 3, 3, channels, dtype=torch.float32),
@@ -158,7 +158,7 @@ def test_what_is_left_to_torch(options: dict[str, Any], monkeypatch: pytest.Monk
 
 
 def test_autocast_lowers_the_precision_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter has no bfloat16, so torch convolves in our place."""
+    """The interpreter has no bfloat16, so torch convolves instead."""
     monkeypatch.setattr(
         grouped_conv._Convolution,
         "apply",
@@ -172,8 +172,8 @@ def test_autocast_lowers_the_precision_first(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("case", ["max pooling", "group norm", "batch norm", "dropout"])
-def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA, with the plain step in place of its graph."""
+def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on CUDA, with the eager step in place of its graph."""
     seen: list[tuple[int, ...]] = []
     apply = grouped_conv._Convolution.apply
 
@@ -200,8 +200,8 @@ def test_networks_are_reached(case: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.usefixtures("everywhere")
 @pytest.mark.parametrize("each", [None, 0])
-def test_models_look_at_rows(each: int | None) -> None:
-    """All at the same ones, or each at its own."""
+def test_stacked_predictions(each: int | None) -> None:
+    """All models on the same examples, or each on its own."""
     changes, make_module = CASES["max pooling"]
     assert make_module is not None
     task = small_experiment("fedavg", changes, module=make_module()).task
@@ -223,7 +223,7 @@ def test_models_look_at_rows(each: int | None) -> None:
     torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-10)
 
 
-def test_batch_norms_of_networks_are_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_norms_of_networks_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
     def spy(*values: Any, training: bool, **more: Any) -> Tensor:
@@ -239,8 +239,8 @@ def test_batch_norms_of_networks_are_reached(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_of_images_as_they_lie(training: bool) -> None:
-    """Mapped over a stack whose images have the channels innermost: torch's answer, its
+def test_batch_norm_of_channels_last_images(training: bool) -> None:
+    """Mapped over a stack whose images have the channels last: torch's answer, its
     gradients, and what it remembers.
     """
     values = (

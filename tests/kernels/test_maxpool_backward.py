@@ -1,4 +1,4 @@
-"""The gradient of max pooling as compiled steps have it, beside torch's own."""
+"""The gradient of max pooling in compiled steps equals torch's own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ library = torch.ops.aten
 
 @pytest.mark.parametrize("kernel", [(2, 2), (2, 3), (1, 2)])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_it_is_torchs_also_where_pixels_are_equal(
+def test_it_equals_torchs_even_where_pixels_are_equal(
     kernel: tuple[int, int], layout: torch.memory_format
 ) -> None:
     x = (

@@ -1,4 +1,4 @@
-"""Convolutions with fewer products, beside torch's own and their gradients."""
+"""Convolutions with fewer products equal torch's own, with their gradients."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x10x9', test=0.
 
 @pytest.fixture
 def uncompiled() -> Iterator[None]:
-    """As everywhere, only that nothing waits for the compiler: what it is given is run as it is
-    written.
-    """
+    """Graphs run without being compiled, which would take long."""
     with without_compiler(), ExitStack() as patches:
         for module in (trace, compiled_eval):
             patches.enter_context(mock.patch.object(module, "compile_graph", lambda graph: graph))
@@ -53,7 +51,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 def two_layers() -> nn.Module:
-    """The second layer suits, the first has too few channels."""
+    """The second layer uses it, the first has too few channels."""
     return nn.Sequential(
         nn.Conv2d(2, 32, 3),
         nn.ReLU(),
@@ -95,7 +93,7 @@ def test_four_outputs_by_hand() -> None:
     has_bias=st.booleans(),
     wanted=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-def test_it_is_torchs_convolution(
+def test_it_equals_torchs_convolution(
     side: int,
     sizes: tuple[int, int],
     channels: tuple[int, int],
@@ -155,8 +153,8 @@ def _gradients(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_operations_say_beforehand_how_their_answers_lie(dtype: torch.dtype) -> None:
-    """The compiler relies on it."""
+def test_operators_agree_with_their_fake_versions(dtype: torch.dtype) -> None:
+    """The compiler relies on the strides."""
     x, w, dy = (
         to_channels_last(draw(*shape, dtype=dtype))
         for shape in ((2, 3, 7, 6), (4, 3, 3, 3), (2, 4, 7, 6))
@@ -181,7 +179,7 @@ def is_left_to_torch(x: Tensor, w: Tensor, **other: Any) -> bool:
     return winograd.convolve(x, w, None, **usual | other) is NotImplemented
 
 
-def test_plain_convolutions_of_many_channels_suit(uncompiled: None) -> None:
+def test_plain_convolutions_of_many_channels_use_it(uncompiled: None) -> None:
     assert not is_left_to_torch(draw(2, 64, 16, 16), draw(64, 64, 3, 3))
     assert not is_left_to_torch(
         draw(2, 64, 16, 16).float(), draw(64, 64, 5, 5).float(), padding=[2, 2]
@@ -231,14 +229,14 @@ def test_other_layers_are_left_to_torch(
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_keeps_its_own() -> None:
+def test_it_is_not_used_on_a_gpu() -> None:
     assert is_left_to_torch(draw(2, 64, 16, 16).cuda(), draw(64, 64, 3, 3).cuda())
 
 
 # ----------------------------------------------------------------------------------------- in steps
 
 
-def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
+def test_a_compiled_step_uses_it(uncompiled: None) -> None:
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     engine = FastSequentialEngine(experiment.task, "compiled")
@@ -258,7 +256,7 @@ def test_a_step_is_written_down_with_them(uncompiled: None) -> None:
     ] == [1, 1]
 
 
-def test_judging_is_written_down_with_them(uncompiled: None) -> None:
+def test_compiled_evaluation_uses_it(uncompiled: None) -> None:
     x = draw(compiled_eval.ROWS["cpu"], 2, 10, 9)
     model = functionalize(two_layers(), x, 4, dtype=torch.float64)
     quick = compile_for_eval(model, True, [])
@@ -268,7 +266,7 @@ def test_judging_is_written_down_with_them(uncompiled: None) -> None:
     assert operations(written).count(torch.ops.remanence.convolve_tiles.default) == 1
 
 
-def test_steps_that_are_not_compiled_are_torchs() -> None:
+def test_traced_steps_do_not_use_it() -> None:
     """Without the compiler the sums would cost more than the products they save."""
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
     engine = FastSequentialEngine(experiment.task, "captured")
@@ -279,7 +277,7 @@ def test_steps_that_are_not_compiled_are_torchs() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_workers_compile_them() -> None:
+def test_workers_compile_it() -> None:
     experiment = small_experiment("fedavg", IMAGES, module=two_layers())
     oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     with closing(ProcessEngine(experiment.task, 2, execution="compiled")) as engine:
