@@ -38,7 +38,7 @@ from remanence.core.errors import InputError
 from remanence.engines.base import BaseEngine
 from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment, build
-from remanence.rounds.loop import first_state, make_recorder, run_round
+from remanence.rounds.setup import first_state, make_round
 
 METHODS = ("fedavg", "hast(peers=3, finetune_epochs=1)")
 DATA = {"lenet": "synthetic(samples=2500, classes=10, shape='1x28x28', test=0.2)", "mlp": "digits"}
@@ -176,13 +176,13 @@ def measure(experiment: BuiltExperiment, engine: Engine, rounds: int, pipes: Pip
     watch, state, spent = Stopwatch(engine), first_state(experiment), []
     with (
         tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(make_recorder(Path(folder), experiment, {})) as recorder,
+        contextlib.closing(make_round(experiment, watch, Path(folder))) as round,
     ):
         for _ in range(rounds + 1):
             watch.seconds = dict.fromkeys(watch.seconds, 0.0)
             before = count_traffic(engine, pipes)
             begin = time.perf_counter()
-            state, _ = run_round(experiment, watch, state, recorder)
+            state, _ = round.run(state)
             whole = time.perf_counter() - begin
             down, up = (
                 after - earlier

@@ -35,7 +35,7 @@ from remanence.config import parse_experiment
 from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.models import MODELS
-from remanence.rounds.loop import first_state, make_recorder, run_round
+from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
 
 PEERS, DEPTH_TENSORS, BATCH, RATE = 3, 6, 8, 8e-5
@@ -138,14 +138,12 @@ def ours(experiment: BuiltExperiment, name: str, folder: Path) -> Callable[[], N
     """A function that runs the next round on one engine."""
     engine_name, stack, steps = OURS[name]
     folder.mkdir()
-    engine, recorder = (
-        make_engine(engine_name, experiment.task, stack, execution=steps),
-        make_recorder(folder, experiment, {}),
-    )
+    engine = make_engine(engine_name, experiment.task, stack, execution=steps)
+    round = make_round(experiment, engine, folder)
     state: list[RunState] = [first_state(experiment)]
 
     def run() -> None:
-        state[0] = run_round(experiment, engine, state[0], recorder)[0]
+        state[0] = round.run(state[0])[0]
 
     return run
 

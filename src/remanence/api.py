@@ -25,7 +25,8 @@ from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.results.run import Comparison, Run, load
-from remanence.rounds.loop import TimeLimit, resume_run, start_run
+from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import GridPoint, plan_grid, resume_comparison, start_comparison
 
 

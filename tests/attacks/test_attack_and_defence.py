@@ -21,8 +21,9 @@ from remanence.core.rng import Key
 from remanence.core.slots import Part
 from remanence.engines.sequential import SequentialEngine
 from remanence.methods import fedavg
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
 from remanence.rounds.replies import reply_schema
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import EQUAL, small_experiment
 from remanence.training import gate, server_step
 

@@ -20,8 +20,9 @@ from remanence.core.slots import ServerContext
 from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.methods import PARTS
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
 from remanence.rounds.replies import reply_schema
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment
 from remanence.training import gate

@@ -14,7 +14,9 @@ from remanence.engines import autotune
 from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.processes import ProcessEngine
 from remanence.engines.table import make_engine
-from remanence.rounds.loop import first_state, make_work, resolve_engine
+from remanence.rounds.engine_choice import resolve_engine
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import small_experiment
 
 IMAGES = {

@@ -19,7 +19,9 @@ from remanence.engines.autotune import choose_engine
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
-from remanence.rounds.loop import first_state, make_work, start_run
+from remanence.rounds.federated import make_work
+from remanence.rounds.loop import start_run
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     BatchNormNet,

@@ -31,7 +31,8 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.kernels.capture import copy_tensors
 from remanence.methods import METHODS
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (
     fast_config,

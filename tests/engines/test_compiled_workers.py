@@ -12,7 +12,8 @@ import pytest
 SCRIPT = """
 import os, sys, torch
 from remanence.engines.table import make_engine
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import small_experiment
 
 experiment = small_experiment("fedavg", {"data.partition": "iid"})

@@ -30,7 +30,9 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.losses import LOSSES, wsm
 from remanence.methods import METHODS, fedprox
-from remanence.rounds.loop import first_state, make_work, start_run
+from remanence.rounds.federated import make_work
+from remanence.rounds.loop import start_run
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (
     EQUAL,

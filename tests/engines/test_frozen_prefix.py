@@ -21,7 +21,8 @@ from remanence.engines.sequential_fast import FastSequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.losses import tce
 from remanence.methods import fedprox
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     max_rel_diff,

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from remanence.core.rng import Key, fold_in, fold_in_batch, permutations
 from remanence.data.batches import plan_batches, plan_batches_many
 from remanence.engines import client_plan
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import small_experiment
 
 

@@ -43,7 +43,8 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.checkpoint import fingerprint
-from remanence.rounds.loop import first_state, make_recorder, make_work, run_round
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state, make_round
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (
     drifting_experiment,
@@ -331,7 +332,8 @@ ALONE = """
 import os, signal, sys
 import ray
 from remanence.engines.ray.engine import RayEngine
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import small_experiment
 experiment = small_experiment("fedavg", {"local.steps": 1})
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -531,9 +533,9 @@ def test_a_crowd_is_put_once(cluster: Any) -> None:
         down, up = engine.traffic.down, engine.traffic.up
         with (
             tempfile.TemporaryDirectory() as folder,
-            closing(make_recorder(Path(folder), experiment, {})) as recorder,
+            closing(make_round(experiment, engine, Path(folder))) as round,
         ):
-            run_round(experiment, engine, state, recorder)
+            round.run(state)
         assert 2 * stack_bytes <= engine.traffic.down - down < 2.2 * stack_bytes
         assert stack_bytes <= engine.traffic.up - up < 1.1 * stack_bytes
 

@@ -21,7 +21,8 @@ from remanence.engines.processes import ProcessEngine, balance
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.sequential_fast import FastSequentialEngine
 from remanence.engines.traced_step import TracedStep
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE, check_engine
 from remanence.testing.toy_task import (
     EQUAL,

@@ -32,7 +32,9 @@ from remanence.engines.client_plan import plan_phase
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.methods import fedprox
-from remanence.rounds.loop import first_state, make_work, resume_run, start_run
+from remanence.rounds.federated import make_work
+from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.setup import first_state
 from remanence.testing import check_method
 from remanence.testing.toy_task import (
     EQUAL,

@@ -24,7 +24,7 @@ from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.data.batches import plan_batches
 from remanence.experiment.build import BuiltExperiment
-from remanence.rounds.loop import first_state, make_recorder, run_round
+from remanence.rounds.setup import first_state, make_round
 from remanence.testing.toy_task import small_experiment
 from remanence.training.state import RunState
 
@@ -141,10 +141,10 @@ def play_states(
     states, lines = [first_state(experiment)], []
     with (
         tempfile.TemporaryDirectory() as folder,
-        closing(make_recorder(Path(folder), experiment, {})) as recorder,
+        closing(make_round(experiment, engine, Path(folder))) as round,
     ):
         for _ in range(rounds or experiment.config.total_rounds):
-            state, line = run_round(experiment, engine, states[-1], recorder)
+            state, line = round.run(states[-1])
             states.append(state)
             lines.append(line)
     return states, lines

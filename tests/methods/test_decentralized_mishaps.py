@@ -41,8 +41,8 @@ from remanence.core.rng import Key
 from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
-from remanence.rounds import decentralized
-from remanence.rounds.loop import make_recorder, run_round
+from remanence.rounds.early_stopping import update_early_stopping
+from remanence.rounds.setup import make_round
 from remanence.testing.toy_task import max_rel_diff
 
 OFFLINE = "random(offline=0.4)"
@@ -223,9 +223,9 @@ def test_nobody_hears_a_model_that_is_not_finite(case: str) -> None:
     engine = Diverged(experiment.task)
     engine.started = []
     with tempfile.TemporaryDirectory() as folder:
-        recorder = make_recorder(Path(folder), experiment, {})
-        after, line = run_round(experiment, engine, state, recorder)
-        recorder.close()
+        round = make_round(experiment, engine, Path(folder))
+        after, line = round.run(state)
+        round.close()
     assert {(refusal["client"], refusal["code"]) for refusal in line["rejected"]} == {
         (0, "not-finite")
     }
@@ -339,8 +339,6 @@ def test_a_model_whose_loss_is_no_number_is_not_the_best() -> None:
     engine = Confused(experiment.task)
     first, _ = play_states(experiment, engine, rounds=1)
     engine.confused = True
-    now = decentralized._update_early_stopping(
-        engine, client_models(first[-1]), np.arange(CLIENTS), 0, 0
-    )
+    now = update_early_stopping(engine, client_models(first[-1]), np.arange(CLIENTS), 0, 0)
     assert now.rounds_since_best[1] == client_models(first[-1]).rounds_since_best[1] + 1
     assert now.best_loss[1] == client_models(first[-1]).best_loss[1]

@@ -23,7 +23,8 @@ from torch import nn
 from remanence.core.errors import InputError
 from remanence.methods.fedbabu import fedbabu
 from remanence.rounds import personalization
-from remanence.rounds.loop import first_state, start_run
+from remanence.rounds.loop import start_run
+from remanence.rounds.setup import first_state
 from remanence.testing import check_method
 from remanence.testing.toy_task import small_experiment
 

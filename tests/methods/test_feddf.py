@@ -23,7 +23,8 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm
 from remanence.methods.feddf import feddf
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import check_method
 from remanence.testing.toy_task import small_experiment
 from remanence.training.server_step import local_models, update

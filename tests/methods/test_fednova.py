@@ -20,7 +20,8 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.losses import tce
 from remanence.methods import fedprox
 from remanence.methods.fednova import fednova, rescale, sum_normalized
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import check_method
 from remanence.testing.toy_task import run_rounds
 

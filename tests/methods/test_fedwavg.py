@@ -21,7 +21,8 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox
 from remanence.methods.fedwavg import client_weights, count_forgotten, fedwavg, forgetting_weights
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import check_method
 from remanence.testing.toy_task import run_rounds
 

@@ -23,7 +23,8 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedavg
 from remanence.methods.flashback import flashback, update_label_counts
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import check_method
 from remanence.testing.toy_task import run_rounds, small_experiment
 

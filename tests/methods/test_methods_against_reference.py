@@ -21,7 +21,8 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.losses.tce import truncated
 from remanence.losses.wsm import re_weighted
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import run_rounds, small_experiment
 
 METHODS: dict[str, dict[str, Any]] = {

@@ -29,7 +29,8 @@ from remanence.methods.scaffold import (
     scaffold,
     update_server_control,
 )
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import check_method
 from remanence.testing.toy_task import EQUAL, batch_norm_net, run_rounds, small_experiment
 

@@ -32,7 +32,9 @@ from remanence.experiment.build import BuiltExperiment
 from remanence.experiment.networks import build_module
 from remanence.methods import PARTS, dp_sgd, fedavg
 from remanence.privacy.dp_sgd import clipped_sum
-from remanence.rounds.loop import first_state, make_work, resume_run, start_run
+from remanence.rounds.federated import make_work
+from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     EQUAL,

@@ -15,7 +15,8 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.methods import dp_counts, fedwavg
 from remanence.privacy.label_dp import privatize_counts
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     drifting_experiment,

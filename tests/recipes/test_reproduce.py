@@ -19,7 +19,7 @@ from remanence.recipes.outcomes import OUTCOME, read_outcome
 from remanence.recipes.reproduce import PAGE, TABLE, plan_result, reproduce
 from remanence.recipes.results_pages import write_results
 from remanence.results.run import RUNS, Comparison
-from remanence.rounds.loop import TimeLimit
+from remanence.rounds.time_limit import TimeLimit
 
 
 @pytest.fixture(autouse=True)

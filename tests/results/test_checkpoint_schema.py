@@ -15,7 +15,7 @@ from remanence.core.errors import CheckpointError
 from remanence.core.types import ModelState
 from remanence.results.checkpoint import CheckpointStore
 from remanence.results.checkpoint_schema import check_schema
-from remanence.rounds.loop import first_state
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import drifting_experiment, small_experiment
 from remanence.training.server_step import Server
 from remanence.training.state import RunState

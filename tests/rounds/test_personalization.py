@@ -26,7 +26,8 @@ from remanence.methods.fedbn import fedbn
 from remanence.methods.frozen_head import frozen_head
 from remanence.results.run import Run
 from remanence.rounds import personalization
-from remanence.rounds.loop import first_state, resume_run, start_run
+from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import (
     EQUAL,
     as_method,

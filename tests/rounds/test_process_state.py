@@ -166,7 +166,8 @@ def test_a_model_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_precision_set_through_the_newer_interface_of_torch(tmp_path: Path) -> None:
     backends: Any = torch.backends
     backends.cuda.matmul.fp32_precision = "tf32"
-    backends.cudnn.conv.fp32_precision = "ieee"  # torch now refuses to report cudnn.allow_tf32
+    # torch now refuses to report cudnn.allow_tf32
+    backends.cudnn.conv.fp32_precision, backends.cudnn.rnn.fp32_precision = "ieee", "tf32"
     before = ProcessState.capture()
     assert before.cudnn_tf32 is None
     run_with_settings(tmp_path / "run")

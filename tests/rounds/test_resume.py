@@ -30,7 +30,8 @@ from remanence.core.errors import (
 )
 from remanence.results.checkpoint import MANIFEST, STATE
 from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC
-from remanence.rounds.loop import TimeLimit, resume_run, start_run
+from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.time_limit import TimeLimit
 from remanence.training import server_step
 
 ROUNDS = 12

@@ -27,8 +27,8 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.run import METRICS, SPEC, load
 from remanence.rounds.client_sampling import sample_clients
-from remanence.rounds.loop import first_state, run_round, start_run
-from remanence.rounds.recorder import Recorder
+from remanence.rounds.loop import start_run
+from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
 
 
@@ -87,11 +87,12 @@ def play(
 ) -> tuple[RunState, list[dict[str, Any]]]:
     """All rounds -> the last state and the lines on the test set."""
     folder.mkdir()
-    recorder, state, lines = Recorder(folder, experiment, {}), first_state(experiment), []
+    rounds, state = make_round(experiment, engine, folder), first_state(experiment)
+    lines = []
     while state.round < experiment.config.rounds:
-        state, line = run_round(experiment, engine, state, recorder)
+        state, line = rounds.run(state)
         lines.append(line)
-    recorder.close()
+    rounds.close()
     engine.close()
     return state, lines
 

@@ -22,14 +22,9 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import build
 from remanence.experiment.system import response_times
 from remanence.rounds.client_sampling import sample_clients
-from remanence.rounds.loop import (
-    first_state,
-    make_recorder,
-    make_work,
-    resume_run,
-    run_round,
-    start_run,
-)
+from remanence.rounds.federated import make_work
+from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.setup import first_state, make_round
 from remanence.testing.toy_task import run_rounds
 from remanence.training.state import StaleReply
 
@@ -92,12 +87,12 @@ def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way(
     lines: list[dict[str, Any]] = []
     engine, state = Listening(experiment.task), first_state(experiment)
     with tempfile.TemporaryDirectory() as folder:
-        recorder = make_recorder(Path(folder), experiment, {})
+        round = make_round(experiment, engine, Path(folder))
         for number in range(1, 7):
-            state, line = run_round(experiment, engine, state, recorder)
+            state, line = round.run(state)
             seen += [(number, late) for late in state.stale if int(late.reply.round) == number]
             lines.append(line)
-        recorder.close()
+        round.close()
     assert len(seen) >= 6
     assert sum(line["stale_used"] for line in lines) >= 3
     for line in lines:

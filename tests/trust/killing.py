@@ -26,8 +26,9 @@ SOURCE = str(Path(remanence.__file__).parent) + os.sep
 PLACES = {
     "checkpoint": ("results/checkpoint.py", "core/files.py"),
     "record": (
-        "rounds/recorder.py",
-        "rounds/peer_recorder.py",
+        "rounds/evaluator.py",
+        "rounds/peer_evaluator.py",
+        "rounds/writer.py",
         "metrics/",
         "results/ledger.py",
         "results/summary.py",
@@ -36,7 +37,11 @@ PLACES = {
         "training/gate.py",
         "training/reply_schema.py",
         "training/server_step.py",
+        "rounds/clustered.py",
         "rounds/decentralized.py",
+        "rounds/early_stopping.py",
+        "rounds/federated.py",
+        "rounds/peer_averaging.py",
         "aggregators/",
         "rounds/stragglers.py",
         "rounds/replies.py",

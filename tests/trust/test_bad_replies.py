@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from methods.client_models_task import CASES, crowd
+from methods.client_models_task import CASES, client_models
 from methods.drifting_task import make_experiment, play_states
 from rounds.test_run import Tampered, poison, silence
 from trust.bad_replies import KINDS
@@ -165,7 +165,8 @@ def test_peers_do_not_mix_nan(case: str) -> None:
                 (3, "not-finite")
             ]
             assert all(
-                bool(torch.isfinite(value).all()) for value in crowd(state).models.params.values()
+                bool(torch.isfinite(value).all())
+                for value in client_models(state).models.params.values()
             )
         record_trial(
             "a NaN client among peers",
@@ -187,7 +188,8 @@ def test_a_peer_without_a_loss_is_not_mixed_with(case: str) -> None:
         }
     assert lines[0]["rejected"]
     assert all(
-        bool(torch.isfinite(value).all()) for value in crowd(states[-1]).models.params.values()
+        bool(torch.isfinite(value).all())
+        for value in client_models(states[-1]).models.params.values()
     )
     record_trial(
         "a peer whose model has no valid loss",

@@ -13,7 +13,8 @@ import torch
 from remanence.config import parse_experiment
 from remanence.core.engine import ClientWork
 from remanence.experiment.build import BuiltExperiment, build
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.training.state import RunState
 
 IMAGES = "synthetic(samples={samples}, classes=10, shape='3x32x32', test={test})"

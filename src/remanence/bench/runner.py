@@ -37,7 +37,7 @@ from remanence.engines.table import make_engine
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.experiment.torch_setup import set_precision
-from remanence.rounds.loop import make_recorder, run_round
+from remanence.rounds.setup import make_round
 from remanence.testing.toy_task import max_rel_diff, run_rounds
 from remanence.training import server_step
 from remanence.training.server_step import local_models
@@ -238,9 +238,9 @@ def run_once(experiment: BuiltExperiment, state: RunState, engine: Engine) -> Mo
     """A whole round without a server, from the same state every time. -> all clients' models"""
     with (
         tempfile.TemporaryDirectory() as folder,
-        contextlib.closing(make_recorder(Path(folder), experiment, {})) as recorder,
+        contextlib.closing(make_round(experiment, engine, Path(folder))) as round,
     ):
-        after, _ = run_round(experiment, engine, state, recorder)
+        after, _ = round.run(state)
     assert after.client_models is not None
     return after.client_models.models
 

@@ -94,7 +94,7 @@ def reproduce(
         )
     from remanence.core.progress import make_progress
     from remanence.recipes import reproduce as run_recipe
-    from remanence.rounds.loop import TimeLimit
+    from remanence.rounds.time_limit import TimeLimit
 
     done = run_recipe.reproduce(
         name,

@@ -37,7 +37,8 @@ from remanence.flower.transport import Transport
 from remanence.flower.wire import WireMessage
 from remanence.results.checkpoint import fingerprint
 from remanence.results.run import COMPARISON, METADATA, SPEC, Run
-from remanence.rounds.loop import TimeLimit, train
+from remanence.rounds.loop import train
+from remanence.rounds.time_limit import TimeLimit
 
 LOG = "federation.log"  # one line for each event
 RUN_NAME = "federation"  # in the metadata: the name under which sites store this run's files

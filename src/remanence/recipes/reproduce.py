@@ -33,7 +33,7 @@ from remanence.recipes.run_folder import open_folder, queue_runs
 from remanence.recipes.tables import ResultOutcome, as_csv
 from remanence.report import write_report
 from remanence.results.run import Run
-from remanence.rounds.loop import TimeLimit
+from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.scheduler import run_all
 from remanence.version import __version__
 

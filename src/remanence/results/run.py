@@ -51,6 +51,11 @@ class Run:
 
     folder: Path
 
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.folder / CHECKPOINTS
+
     @cached_property
     def _file(self) -> dict[str, Any]:
         return read_toml(self.folder / SPEC)
@@ -234,9 +239,7 @@ class Run:
         """Is the last round saved? Metrics may be ahead of what a killed run can go on from, a
         checkpoint never is.
         """
-        names = [
-            path.name.removeprefix("round-") for path in (self.folder / CHECKPOINTS).glob("round-*")
-        ]
+        names = [path.name.removeprefix("round-") for path in self.checkpoints.glob("round-*")]
         newest = max(
             (int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII)), default=0
         )

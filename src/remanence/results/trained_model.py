@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,8 +18,10 @@ from remanence.core.types import ModelState
 from remanence.experiment.networks import apply_model_changes, build_module
 from remanence.methods import PARTS
 from remanence.results.checkpoint import CheckpointStore, fingerprint
-from remanence.results.run import CHECKPOINTS, Run
 from remanence.training.state import RunState
+
+if TYPE_CHECKING:
+    from remanence.results.run import Run
 
 
 @preserve_process_state()
@@ -41,7 +44,7 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
         )
         method = parse_method(run.config.method, PARTS)
         module = apply_model_changes(method, module, classes, key)
-    state = CheckpointStore(run.folder / CHECKPOINTS, fingerprint(run.config)).load(
+    state = CheckpointStore(run.checkpoints, fingerprint(run.config)).load(
         torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
     )
     if state is None:

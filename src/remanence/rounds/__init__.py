@@ -1,1 +1,21 @@
-"""The round loop: with a server, without one, with several models; evaluation and records."""
+"""The round loop: what happens from one checkpoint to the next.
+
+Start with `loop.py`, which starts, resumes and trains a run, then read the round it repeats:
+`federated.py` with a server, `decentralized.py` without one. A round reads from top to bottom:
+
+    sample     client_sampling    which clients are online, and which of them train
+    broadcast  federated          what each of them starts from
+    train      replies            the engine trains, the gate rejects bad replies
+    wait       stragglers         replies that are late, used or discarded
+    aggregate  federated          the server's update, of several global models too (clustered)
+               peer_averaging     without a server: choose peers and average with them
+               early_stopping     without a server: a client stops when its model gets no better
+    evaluate   evaluator          counts of global, local and personal models (personalization)
+               peer_evaluator     counts of the clients' models
+    write      writer             metrics.jsonl, the ledger and the other files of the run folder
+
+`setup.py` chooses the kind of round and makes the state before the first one, `engine_choice.py`
+the engine. The default aggregation is in `training/server_step.py` and `aggregators/mean.py`; the
+columns of metrics.jsonl are listed in `results/columns.py`. May import results, experiment, engines
+and everything below.
+"""

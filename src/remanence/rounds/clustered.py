@@ -1,4 +1,6 @@
-"""Several global models: who uses which, decided anew at the beginning of every time step."""
+"""Clustered federated learning: several global models, and which of them each client uses. Clients
+are reassigned at the beginning of every time step.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ from remanence.training.task import TrainingTask
 def reassign_clients(
     task: TrainingTask, engine: Engine, state: RunState, time_step: int
 ) -> RunState:
-    """Every client tries every global model on its new training rows; the method decides who
-    uses which, and what becomes of the models.
+    """Evaluate every global model on every client's new training examples; the method decides
+    which one each client uses, and how the models are merged or copied.
     """
     owner = task.method.part_filling("model_assignment")
     assert owner is not None
@@ -33,12 +35,12 @@ def reassign_clients(
         confusion = scores.confusion.numpy()
         values = 1 - np.trace(confusion, axis1=1, axis2=2) / confusion.sum(axis=(1, 2))
     values = np.where(np.isfinite(values), values, np.inf).reshape(clients, count)
-    rows = task.population.at(time_step).train.sizes
+    sizes = task.population.at(time_step).train.sizes
     hyper = task.hparam_tensors().get(owner.name, {})
     decision = owner.model_assignment.decide(
         values,
         state.models_used_by(np.arange(clients)),
-        rows,
+        sizes,
         state.assignment_state[owner.name],
         hyper,
     )
@@ -53,7 +55,7 @@ def reassign_clients(
 
 
 def merge_models(servers: tuple[Server, ...], shares: np.ndarray) -> Server:
-    """A global model made of others. shares: [models], summing to 1"""
+    """The weighted mean of global models. shares: [models], summing to 1"""
     used = np.flatnonzero(shares)
     if len(used) == 1:
         return servers[int(used[0])]

@@ -1,12 +1,8 @@
-"""A round without a server: every client has a model of its own, mixes it with those of some peers
-and trains the result.
+"""A round without a server: every client has a model of its own, averages it with those of some
+peers and trains the result.
 
-    probe -> engine.score_pairs -> gate -> decide -> mix -> engine.train -> gate -> validate ->
-    record
-
-All K clients move at once, and read each other's models as they were at the end of the round
-before. Nobody hears a model that is not finite, and nobody mixes with a peer whose model has no
-loss on its rows.
+All K clients take the round at once, and use each other's models as they were at the end of the
+round before. No client uses a model that is not finite, or one that has no loss on its examples.
 """
 
 from __future__ import annotations
@@ -17,30 +13,144 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.compose import BoundHook
 from remanence.core.engine import ClientWork, Engine, Rejection
 from remanence.core.rng import Key
-from remanence.core.slots import PeerAverage, PeerContext, PeerSelection
 from remanence.core.types import ModelState, Reply
 from remanence.experiment.build import BuiltExperiment
 from remanence.rounds.client_sampling import online_clients, sample_clients
-from remanence.rounds.peer_recorder import PeerRecorder
-from remanence.rounds.replies import find_nonresponders, reply_metrics, reply_schema
+from remanence.rounds.early_stopping import reset_early_stopping, update_early_stopping
+from remanence.rounds.peer_averaging import (
+    average_with_peers,
+    count_peer_bytes,
+    count_peers,
+    peer_selection,
+    select_peers,
+)
+from remanence.rounds.peer_evaluator import PeerEvaluator
+from remanence.rounds.replies import find_nonresponders, reply_metrics, train_clients
 from remanence.rounds.stragglers import late_mask
-from remanence.training import gate
+from remanence.rounds.writer import RunWriter
 from remanence.training.server_step import local_models
 from remanence.training.state import ClientModels, RunState, load_client_states, store_client_states
 from remanence.training.task import TrainingTask
 
 
-def init_client_models(task: TrainingTask) -> ClientModels | None:
-    """All clients before the first round, with the same model; None where there is a server."""
-    owner = task.method.part_filling("peers")
-    if owner is None or owner.peers is None:
-        return None
+class DecentralizedRound:
+    """Sample clients, select peers and average with them, train, check replies, evaluate, write."""
+
+    def __init__(self, experiment: BuiltExperiment, engine: Engine, writer: RunWriter):
+        self.experiment, self.engine, self.writer = experiment, engine, writer
+        self.evaluator = PeerEvaluator(experiment, engine)
+
+    def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
+        """Run one round -> the next state, and the round's line of metrics.jsonl."""
+        began, experiment, task = time.perf_counter(), self.experiment, self.experiment.task
+        round, config = state.round + 1, experiment.config
+        time_step, key = config.time_step(round), Key(config.seed).fold_in("round", round)
+        state, warmup_rejections = self._begin(state, time_step)
+        before = _client_models(state)
+        online, active = self._sample(before, round, key)
+        clients = np.flatnonzero(active)
+        peers = select_peers(experiment, self.engine, before, round, online, active, key)
+        sizes = torch.from_numpy(task.population.at(time_step).train.sizes)
+        merged = average_with_peers(task, before.models, peers.averages, sizes)
+        work = make_peer_work(experiment, state, merged, clients, round, key)
+        late, straggler_metrics = late_mask(experiment, work)
+        models = before.models
+        if late.any():  # late clients keep the average, untrained
+            index = torch.from_numpy(clients[late]).to(task.info.device)
+            models = models.scatter(index, merged.select(index))
+            work = make_peer_work(experiment, state, merged, clients[~late], round, key)
+        replies, rejections = train_clients(experiment, self.engine, work)
+        counts = count_peers(peers.averages, task.info.num_clients)
+        client_models = replace(
+            before,
+            models=_scatter_models(models, merged, replies),
+            peers=before.peers | peers.state,
+            peer_counts=before.peer_counts + counts,
+        )
+        client_models = update_early_stopping(
+            self.engine, client_models, clients, time_step, config.peers.patience
+        )
+        state = _store(state, round, time_step, client_models, replies)
+        metrics = {
+            **reply_metrics(
+                replies,
+                sorted({*warmup_rejections, *peers.rejections, *rejections}),
+                find_nonresponders(work.clients, replies, rejections),
+            ),
+            **straggler_metrics,
+            "abandoned": False,
+            **count_peer_bytes(task, peers.averages),
+            "early_stopped": int(client_models.early_stopped.sum()),
+            "offline": int((~online).sum()),
+            "seconds": time.perf_counter() - began,
+            "same_cluster_share": self.evaluator.same_cluster_share(time_step, counts),
+        }
+        moments = {"before": before.models, "merged": merged, "local": client_models.models}
+        return self._evaluate(state, moments, replies, metrics)
+
+    def close(self) -> None:
+        self.writer.close()
+
+    def _sample(
+        self, client_models: ClientModels, round: int, key: Key
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The clients that are online, and those that take part. -> [K] bool, [K] bool"""
+        sampled = np.zeros(self.experiment.task.info.num_clients, dtype=bool)
+        sampled[sample_clients(self.experiment, round, key)] = True
+        active = sampled & ~client_models.early_stopped.numpy()
+        return online_clients(self.experiment, round, key), active
+
+    def _begin(self, state: RunState, time_step: int) -> tuple[RunState, list[Rejection]]:
+        """Local training before the first exchange, and new data at a new time step."""
+        rejections: list[Rejection] = []
+        if state.round == 0 and self.experiment.config.peers.warmup:
+            state, rejections = self._initial_local_training(state)
+        if time_step != state.time_step:
+            client_models = reset_early_stopping(
+                self.experiment.task, self.engine, _client_models(state), time_step
+            )
+            state = replace(state, time_step=time_step, client_models=client_models)
+        return state, rejections
+
+    def _initial_local_training(self, state: RunState) -> tuple[RunState, list[Rejection]]:
+        """Every client trains once before the first exchange; a client whose reply is rejected
+        keeps the initial model.
+        """
+        experiment, client_models = self.experiment, _client_models(state)
+        clients = np.arange(experiment.task.info.num_clients)
+        key = Key(experiment.config.seed).fold_in("round", 0)
+        work = make_peer_work(experiment, state, client_models.models, clients, 0, key, phases=1)
+        replies, rejections = train_clients(experiment, self.engine, work)
+        models = _scatter_models(client_models.models, client_models.models, replies)
+        client_models = update_early_stopping(
+            self.engine, replace(client_models, models=models), clients, 0, 0
+        )
+        return _store(state, state.round, state.time_step, client_models, replies), rejections
+
+    def _evaluate(
+        self,
+        state: RunState,
+        moments: dict[str, ModelState],
+        replies: Reply | None,
+        metrics: dict[str, Any],
+    ) -> tuple[RunState, dict[str, Any]]:
+        client_models = _client_models(state)
+        trained = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
+        evaluation = self.evaluator.after_round(state, client_models, moments, trained)
+        line = self.writer.write_evaluation(evaluation, metrics)
+        if self.evaluator.should_evaluate(state.round):  # counted anew from here
+            counts = torch.zeros_like(client_models.peer_counts)
+            state = replace(state, client_models=replace(client_models, peer_counts=counts))
+        return replace(state, file_lengths=self.writer.commit()), line
+
+
+def init_client_models(task: TrainingTask) -> ClientModels:
+    """All clients before the first round, with the same model."""
+    owner, peers = peer_selection(task)
     count, device = task.info.num_clients, task.info.device
     models = ModelState(
         *(pytree.clone(pytree.broadcast(tree, count)) for tree in task.model.initial)
@@ -51,91 +161,50 @@ def init_client_models(task: TrainingTask) -> ClientModels | None:
         best_loss=torch.full((count,), torch.inf, dtype=torch.float64),
         rounds_since_best=torch.zeros(count, dtype=torch.int64),
         early_stopped=torch.zeros(count, dtype=torch.bool),
-        peers=pytree.to({owner.name: owner.peers.init(task.info)}, device),
+        peers=pytree.to({owner.name: peers.init(task.info)}, device),
         peer_counts=torch.zeros(count, count, dtype=torch.int64),
     )
 
 
-def run_round(
-    experiment: BuiltExperiment, engine: Engine, state: RunState, recorder: PeerRecorder
-) -> tuple[RunState, dict[str, Any]]:
-    """One round -> the next state, and the line that was written about it."""
-    spec, task, round, begin = (
-        experiment.config,
-        experiment.task,
-        state.round + 1,
-        time.perf_counter(),
-    )
-    time_step, key = spec.time_step(round), Key(spec.seed).fold_in("round", round)
-    refusals: list[Rejection] = []
-    if state.round == 0 and spec.peers.warmup:
-        state, refusals = _initial_local_training(experiment, engine, state)
-    if time_step != state.time_step:
-        state = replace(
-            state,
-            time_step=time_step,
-            client_models=_on_drift(task, engine, _client_models(state), time_step),
-        )
-    crowd = _client_models(state)
-    online = online_clients(experiment, round, key)
-    active = (
-        np.isin(np.arange(task.info.num_clients), sample_clients(experiment, round, key))
-        & ~crowd.early_stopped.numpy()
-    )
-    mixes, remembered, unheard = _select_peers(
-        experiment, engine, crowd, time_step, round, online, active, key
-    )
-    sizes = torch.from_numpy(task.population.at(time_step).train.sizes)
-    mixed = gossip_average(task, crowd.models, mixes, sizes)
-    clients = np.flatnonzero(active)
-    moments = {"before": crowd.models, "merged": mixed}
-    job = _make_work(experiment, state, mixed, clients, round, key)
-    late, told = late_mask(experiment, job)
-    if late.any():  # they run out of time: what they heard stays with them, untrained
-        index = torch.from_numpy(clients[late]).to(task.info.device)
-        crowd = replace(crowd, models=crowd.models.scatter(index, mixed.select(index)))
-        job = _make_work(experiment, state, mixed, clients[~late], round, key)
-    replies, refused, own = _train(experiment, engine, state, job)
-    if replies is not None:
-        crowd = replace(crowd, models=_scatter_models(crowd.models, mixed, replies))
-    now = peer_counts(mixes, task.info.num_clients)
-    crowd = replace(crowd, peers=crowd.peers | remembered, peer_counts=crowd.peer_counts + now)
-    improved = _update_early_stopping(engine, crowd, clients, time_step, spec.peers.patience)
-    answered = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
-    state = replace(
-        state, round=round, time_step=time_step, client_models=improved, client_states=own
-    )
-    line = {
-        **reply_metrics(
-            replies,
-            sorted({*refusals, *unheard, *refused}),
-            find_nonresponders(job.clients, replies, refused),
-        ),
-        **told,
-        "abandoned": False,
-        **count_bytes(task, mixes),
-        "early_stopped": int(improved.early_stopped.sum()),
-        "offline": int((~online).sum()),
-        "seconds": time.perf_counter() - begin,
-    }
-    written = recorder.after(
-        engine, state, line, now, moments | {"local": improved.models}, answered
-    )
-    if recorder.should_evaluate(round):
-        state = replace(
-            state,
-            client_models=replace(improved, peer_counts=torch.zeros_like(improved.peer_counts)),
-        )
-    return replace(state, file_lengths=recorder.commit()), written
+def make_peer_work(
+    experiment: BuiltExperiment,
+    state: RunState,
+    models: ModelState,
+    clients: np.ndarray,
+    round: int,
+    key: Key,
+    phases: int = 0,
+) -> ClientWork:
+    """Local training of some clients from their own models.
 
-
-def peer_counts(mixes: tuple[PeerAverage, ...], clients: int) -> Tensor:
-    """How often each client listens to each other one in these mixes. -> [K, K] int64"""
-    heard = torch.zeros(clients, clients + 1, dtype=torch.int64)
-    for peers, _ in mixes:
-        place = torch.where(peers >= 0, peers, clients).cpu()  # nobody has a column of its own
-        heard.scatter_add_(1, place, torch.ones_like(place))
-    return heard[:, :clients]
+    Args:
+        experiment: Of the run.
+        state: Holds what clients keep.
+        models: [K, ...], of all clients.
+        clients: [k], those that train.
+        round: From 1; 0: before the first exchange.
+        key: The round's.
+        phases: Train only the first phases of the task; 0: all of them.
+    """
+    task, time_step = experiment.task, experiment.config.time_step(max(round, 1))
+    stats = experiment.client_stats(clients, time_step)
+    start = models
+    # where all train, the stack itself: an engine need not send again what it has sent before
+    if len(clients) < task.info.num_clients:
+        start = models.select(torch.from_numpy(clients).to(task.info.device))
+    return ClientWork(
+        round=round,
+        time_step=time_step,
+        clients=clients,
+        start=start,
+        per_client_start=True,
+        broadcast={},
+        client_state=load_client_states(state, task, clients, stats),
+        stats=stats,
+        optimizer_hparams=experiment.optimizer_hparams(max(round, 1)),
+        key=key,
+        num_phases=phases,
+    )
 
 
 def _client_models(state: RunState) -> ClientModels:
@@ -143,298 +212,28 @@ def _client_models(state: RunState) -> ClientModels:
     return state.client_models
 
 
-def _initial_local_training(
-    experiment: BuiltExperiment, engine: Engine, state: RunState
-) -> tuple[RunState, list[Rejection]]:
-    """Every client trains once before the first exchange; who answers badly keeps the initial
-    model.
-    """
-    crowd, key = _client_models(state), Key(experiment.config.seed).fold_in("round", 0)
-    everybody = np.arange(experiment.task.info.num_clients)
-    replies, refused, own = _train(
-        experiment,
-        engine,
-        state,
-        _make_work(experiment, state, crowd.models, everybody, 0, key, phases=1),
-    )
-    if replies is not None:
-        crowd = replace(crowd, models=_scatter_models(crowd.models, crowd.models, replies))
-    return replace(
-        state,
-        client_models=_update_early_stopping(engine, crowd, everybody, 0, 0),
-        client_states=own,
-    ), refused
+def _scatter_models(models: ModelState, start: ModelState, replies: Reply | None) -> ModelState:
+    """All models, with the trained ones in place; a client without a reply keeps what it had."""
+    if replies is None:
+        return models
+    index = replies.client
+    return models.scatter(index, local_models(start.select(index), replies, stacked=True))
 
 
-def _on_drift(
-    task: TrainingTask, engine: Engine, crowd: ClientModels, time_step: int
-) -> ClientModels:
-    """A new time step: models and memories stay, the best models are measured again on the new
-    validation rows, and everybody trains on.
-    """
-    everybody = np.arange(task.info.num_clients)
-    loss = (
-        engine.score_pairs(crowd.best, everybody, everybody, "valid", time_step)
-        .mean_loss()
-        .nan_to_num(nan=torch.inf)
-    )
-    return replace(
-        crowd,
-        best_loss=loss,
-        rounds_since_best=torch.zeros_like(crowd.rounds_since_best),
-        early_stopped=torch.zeros_like(crowd.early_stopped),
-    )
-
-
-def _select_peers(
-    experiment: BuiltExperiment,
-    engine: Engine,
-    crowd: ClientModels,
-    time_step: int,
-    round: int,
-    online: np.ndarray,
-    active: np.ndarray,
-    key: Key,
-) -> tuple[tuple[PeerAverage, ...], dict[str, Any], list[Rejection]]:
-    """Whom each client listens to -> mixes, what is remembered of peers by part, whose models
-    nobody may hear
-    """
-    task = experiment.task
-    probe, decide = peer_hooks(task)
-    unsound, refusals = gate.find_nonfinite(crowd.models)
-    assert experiment.topology is not None  # there is no server
-    reachable = experiment.topology & online[None, :] & active[:, None] & ~unsound.numpy()[None, :]
-    ctx = PeerContext(
-        round=(round - 1) % experiment.config.rounds + 1,
-        state=crowd.peers,
-        adjacency=torch.from_numpy(reachable).to(task.info.device),
-        true_cluster=torch.from_numpy(task.population.at(time_step).cluster).to(task.info.device),
-        hyper=task.hparam_tensors(),
-        key=key.fold_in("peers"),
-        info=task.info,
-    )
-    probed = probe(ctx)
-    losses = experiment.adversary.tamper_probes(
-        probed, _score_candidates(engine, crowd.models, probed, time_step)
-    )
-    rows = torch.from_numpy(task.population.at(time_step).train.sizes)
-    losses, bad, misfits = gate.validate_probe_losses(probed, losses, rows)
-    owner = task.method.part_filling("peers")
-    assert owner is not None
-    mixes, remembered = decide(probed, losses, ctx)
-    return (
-        drop_rejected_peers(mixes, probed, bad),
-        {owner.name: remembered} if remembered else {},
-        refusals + misfits,
-    )
-
-
-def drop_rejected_peers(
-    mixes: tuple[PeerAverage, ...], probed: Tensor, bad: Tensor
-) -> tuple[PeerAverage, ...]:
-    """The mixes without pairs that a probe has shown to be bad, whatever the method decided.
-    probed: [K, m]; bad: [K, m] bool
-    """
-    if not bool(bad.any()):
-        return mixes
-    names = torch.where(bad, probed, -2)  # -2: no peer at all, so it equals none
-    return tuple(
-        gossip_average._replace(
-            peers=torch.where(
-                (gossip_average.peers.unsqueeze(2) == names.unsqueeze(1)).any(dim=2),
-                -1,
-                gossip_average.peers,
-            )
-        )
-        for gossip_average in mixes
-    )
-
-
-def peer_hooks(task: TrainingTask) -> tuple[Any, Any]:
-    """The method's two functions, each seeing its own part's state."""
-    owner = task.method.part_filling("peers")
-    assert owner is not None
-    peers: PeerSelection | None = owner.peers
-    assert peers is not None
-    return BoundHook(owner, peers.candidates), BoundHook(owner, peers.select)
-
-
-def _score_candidates(engine: Engine, models: ModelState, probed: Tensor, time_step: int) -> Tensor:
-    """The mean loss of probed peers' models on each client's own training rows. probed: [K, m],
-    -1: nobody -> [K, m] float64, NaN: nobody
-    """
-    table = probed.cpu().numpy()
-    losses = torch.full(probed.shape, torch.nan, dtype=torch.float64)
-    owners, place = np.nonzero(table >= 0)
-    if len(owners):
-        losses[owners, place] = engine.score_pairs(
-            models, table[owners, place], owners, "train", time_step
-        ).mean_loss()
-    return losses.to(probed.device)
-
-
-def gossip_average(
-    task: TrainingTask, models: ModelState, mixes: tuple[PeerAverage, ...], sizes: Tensor
-) -> ModelState:
-    """Every client's model averaged with its peers', by numbers of training rows. models: [K, ...];
-    sizes: [K]
-
-    Peers enter as they were, the client itself as mixed so far. What is frozen or personal does not
-    travel, and is not mixed.
-    """
-    sent, buffers = set(task.communicated_params()), set(task.communicated_buffers())
-    params, kept = dict(models.params), dict(models.buffers)
-    for peers, names in mixes:
-        if peers.shape[1] == 0:
-            continue
-        peers = peers.to(task.info.device)
-        there = peers >= 0
-        # nobody: itself, weighing nothing
-        place = torch.where(
-            there, peers, torch.arange(len(peers), device=peers.device).unsqueeze(1)
-        )
-        rows = sizes.double().to(peers.device)
-        heard = rows[place] * there  # [K, m]
-        total = rows + heard.sum(dim=1)
-        mine, theirs = rows / total, heard / total.unsqueeze(1)
-        for name in params:
-            if name in sent and (names is None or name in names):
-                params[name] = _average(params[name], models.params[name], place, mine, theirs)
-        for name in kept if names is None else ():
-            if name in buffers:
-                # a counter of batches has no mean
-                combine = _average if kept[name].is_floating_point() else _elementwise_max
-                kept[name] = combine(kept[name], models.buffers[name], place, mine, theirs)
-    return ModelState(params, kept)
-
-
-def _average(own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Tensor) -> Tensor:
-    """own, peers: [K, ...]; place, theirs: [K, m]; mine: [K]"""
-    shape = (-1, *(1,) * (own.dim() - 1))
-    result = mine.to(own).reshape(shape) * own
-    # peers one after the other: no copy of m models for every client
-    for column in range(place.shape[1]):
-        result = result + theirs[:, column].to(own).reshape(shape) * peers[place[:, column]]
-    return result
-
-
-def _elementwise_max(
-    own: Tensor, peers: Tensor, place: Tensor, mine: Tensor, theirs: Tensor
-) -> Tensor:
-    """As `_average`; whoever is nobody weighs nothing and is passed over."""
-    result = own
-    for column in range(place.shape[1]):
-        there = (theirs[:, column] > 0).reshape(-1, *(1,) * (own.dim() - 1))
-        result = torch.where(there, torch.maximum(result, peers[place[:, column]]), result)
-    return result
-
-
-def _make_work(
-    experiment: BuiltExperiment,
+def _store(
     state: RunState,
-    start: ModelState,
-    clients: np.ndarray,
     round: int,
-    key: Key,
-    phases: int = 0,
-) -> ClientWork:
-    """Local training of some clients from their own models. start: [K, ...]"""
-    time_step = experiment.config.time_step(max(round, 1))
-    facts = experiment.client_stats(clients, time_step)
-    # then the stack itself: an engine knows again what it has sent before
-    everybody = len(clients) == experiment.task.info.num_clients
-    return ClientWork(
+    time_step: int,
+    client_models: ClientModels,
+    replies: Reply | None,
+) -> RunState:
+    client_states = state.client_states
+    if replies is not None:
+        client_states = store_client_states(client_states, replies)
+    return replace(
+        state,
         round=round,
         time_step=time_step,
-        clients=clients,
-        start=start
-        if everybody
-        else start.select(torch.from_numpy(clients).to(experiment.task.info.device)),
-        per_client_start=True,
-        broadcast={},
-        client_state=load_client_states(state, experiment.task, clients, facts),
-        stats=facts,
-        optimizer_hparams=experiment.optimizer_hparams(max(round, 1)),
-        key=key,
-        num_phases=phases,
+        client_models=client_models,
+        client_states=client_states,
     )
-
-
-def _train(
-    experiment: BuiltExperiment, engine: Engine, state: RunState, job: ClientWork
-) -> tuple[Reply | None, list[Rejection], Any]:
-    """-> good replies, refusals, what all clients keep"""
-    if not len(job.clients):
-        return None, [], state.client_states
-    replies, refusals = gate.validate_replies(
-        experiment.adversary.tamper_replies(engine.train(job), job), reply_schema(experiment, job)
-    )
-    refusals = gate.add_declined(refusals, engine)
-    return (
-        replies,
-        refusals,
-        state.client_states
-        if replies is None
-        else store_client_states(state.client_states, replies),
-    )
-
-
-def _scatter_models(models: ModelState, mixed: ModelState, replies: Reply) -> ModelState:
-    """All models, with the trained ones in their places; who did not answer keeps what it had."""
-    index = replies.client
-    return models.scatter(index, local_models(mixed.select(index), replies, stacked=True))
-
-
-def _update_early_stopping(
-    engine: Engine, crowd: ClientModels, clients: np.ndarray, time_step: int, patience: int
-) -> ClientModels:
-    """Who has a better model than ever on its validation rows keeps it as its best; who has
-    waited too long stops. Without such rows the last counts.
-    """
-    if not len(clients):
-        return crowd
-    scores, index = (
-        engine.score_pairs(crowd.models, clients, clients, "valid", time_step),
-        torch.from_numpy(clients),
-    )
-    loss = scores.mean_loss()
-    # a loss that is no number for another reason is no better than any
-    without_rows = scores.confusion.sum(dim=(1, 2)) == 0
-    better = (loss < crowd.best_loss[index]) | without_rows
-    chosen = index[better]
-    on_device = chosen.to(next(iter(crowd.models.params.values())).device)
-    waited = crowd.rounds_since_best.index_copy(
-        0, index, torch.where(better, 0, crowd.rounds_since_best[index] + 1)
-    )
-    return replace(
-        crowd,
-        best=crowd.best.scatter(on_device, crowd.models.select(on_device)),
-        best_loss=crowd.best_loss.index_copy(0, chosen, loss[better].nan_to_num(nan=torch.inf)),
-        rounds_since_best=waited,
-        early_stopped=crowd.early_stopped | (waited > patience)
-        if patience
-        else crowd.early_stopped,
-    )
-
-
-def count_bytes(task: TrainingTask, mixes: tuple[PeerAverage, ...]) -> dict[str, int]:
-    """What would travel between real machines: every peer that is listened to sends what is
-    mixed, and what it tells besides.
-    """
-    initial, sent = task.model.initial, task.communicated_params()
-    owner = task.method.part_filling("peers")
-    assert owner is not None
-    assert owner.peers is not None
-    told = owner.peers.extra_bytes * task.info.num_clients
-    total = 0
-    for number, (peers, names) in enumerate(mixes):
-        mixed = pytree.select_keys(
-            initial.params, [name for name in sent if names is None or name in names]
-        )
-        size = pytree.nbytes(mixed) + (
-            pytree.nbytes(pytree.select_keys(initial.buffers, task.communicated_buffers()))
-            if names is None
-            else 0
-        )
-        total += int((peers >= 0).sum()) * (size + (told if number == 0 else 0))
-    return {"bytes_up": total, "bytes_down": total}

@@ -1,6 +1,4 @@
-"""What comes back in a round: what a good reply looks like, what is said of it in the log, how
-many bytes travelled.
-"""
+"""The replies of a round: train, check, and describe them for metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -10,39 +8,55 @@ from typing import Any
 import numpy as np
 
 from remanence.core import pytree
-from remanence.core.engine import ClientWork, Rejection
+from remanence.core.engine import ClientWork, Engine, Rejection
 from remanence.core.types import Reply
 from remanence.experiment.build import BuiltExperiment
+from remanence.training import gate
 from remanence.training.reply_schema import ReplySchema
 
 
-def find_nonresponders(
-    asked: np.ndarray, replies: Reply | None, refusals: list[Rejection]
-) -> list[int]:
-    """Who was asked and neither answered nor was refused: an engine gave up waiting for it."""
-    heard = {refusal.client for refusal in refusals} | (
-        set() if replies is None else set(replies.client.tolist())
+def train_clients(
+    experiment: BuiltExperiment, engine: Engine, work: ClientWork
+) -> tuple[Reply | None, list[Rejection]]:
+    """Train the clients of a round, let attackers tamper, and reject bad replies.
+
+    Returns:
+        The valid replies, in the order of clients, or None; and the clients whose replies were
+        rejected or that declined.
+    """
+    chunks = (
+        experiment.adversary.tamper_replies(engine.train(work), work) if len(work.clients) else []
     )
-    return [client for client in asked.tolist() if client not in heard]
+    replies, rejections = gate.validate_replies(chunks, reply_schema(experiment, work))
+    return replies, gate.add_declined(rejections, engine)
+
+
+def find_nonresponders(
+    invited: np.ndarray, replies: Reply | None, rejections: list[Rejection]
+) -> list[int]:
+    """Clients of the round that neither replied nor were rejected: the engine gave up waiting."""
+    known = {rejection.client for rejection in rejections}
+    if replies is not None:
+        known |= set(replies.client.tolist())
+    return [client for client in invited.tolist() if client not in known]
 
 
 def reply_metrics(
-    replies: Reply | None, refusals: list[Rejection], silent: list[int]
+    replies: Reply | None, rejections: list[Rejection], no_response: list[int]
 ) -> dict[str, Any]:
-    """What a line says of what came back."""
+    """The columns of metrics.jsonl on a round's replies."""
+    loss = None if replies is None else finite_or_none(float(replies.loss.double().mean()))
     return {
-        "train_loss": None
-        if replies is None
-        else finite_or_none(float(replies.loss.double().mean())),
+        "train_loss": loss,
         "replies": 0 if replies is None else replies.num_clients,
-        "rejected": [{"client": r.client, "code": r.code, "reason": r.reason} for r in refusals],
+        "rejected": [{"client": r.client, "code": r.code, "reason": r.reason} for r in rejections],
         "payload": {} if replies is None else mean_payload_scalars(replies),
-        **({"no_response": silent} if silent else {}),
+        **({"no_response": no_response} if no_response else {}),
     }
 
 
 def mean_payload_scalars(replies: Reply) -> dict[str, float | None]:
-    """What the clients sent as single numbers, averaged: so a method's own measure can be
+    """The mean of each payload that is a single number, so that a method's own measure can be
     followed over rounds.
     """
     single = {
@@ -55,42 +69,42 @@ def mean_payload_scalars(replies: Reply) -> dict[str, float | None]:
     }
 
 
-def reply_schema(experiment: BuiltExperiment, job: ClientWork) -> ReplySchema:
-    """What a good reply looks like."""
+def reply_schema(experiment: BuiltExperiment, work: ClientWork) -> ReplySchema:
+    """What a valid reply looks like."""
     task = experiment.task
     return ReplySchema(
-        round=job.round,
-        clients=tuple(int(client) for client in job.clients),
+        round=work.round,
+        clients=tuple(int(client) for client in work.clients),
         params=pytree.select_keys(task.model.initial.params, task.communicated_params()),
         buffers=pytree.select_keys(task.model.initial.buffers, task.communicated_buffers()),
         payload=task.payload_spec(),
         weight_cap=float(experiment.config.round.weight_cap),
         max_norm=float(experiment.config.round.max_norm) or math.inf,
-        start=job.start,
-        stacked=job.per_client_start,
-        client_state=pytree.take(job.client_state, 0) if len(job.clients) else None,
+        start=work.start,
+        stacked=work.per_client_start,
+        client_state=pytree.take(work.client_state, 0) if len(work.clients) else None,
     )
 
 
 def count_bytes(
-    experiment: BuiltExperiment, job: ClientWork, replies: Reply | None, refused: int
+    experiment: BuiltExperiment, work: ClientWork, replies: Reply | None, rejected: int
 ) -> dict[str, int]:
-    """What would travel between real machines: down the model and what is shared, up what was
-    trained and the extras.
+    """Bytes between real machines: down the model and the broadcast, up the trained model and
+    the payload.
     """
     task = experiment.task
     initial = task.model.initial
     model = pytree.nbytes(
         pytree.select_keys(initial.params, task.communicated_params())
     ) + pytree.nbytes(pytree.select_keys(initial.buffers, task.communicated_buffers()))
-    down = len(job.clients) * (model + pytree.nbytes(job.broadcast))
+    down = len(work.clients) * (model + pytree.nbytes(work.broadcast))
     number_of_examples = 8
-    up = ((0 if replies is None else replies.num_clients) + refused) * (
+    up = ((0 if replies is None else replies.num_clients) + rejected) * (
         model + pytree.nbytes(task.payload_spec()) + number_of_examples
     )
     return {"bytes_up": up, "bytes_down": down}
 
 
 def finite_or_none(value: float) -> float | None:
-    """A number as JSON can hold it."""
+    """The value as JSON can hold it."""
     return float(value) if np.isfinite(value) else None

@@ -24,7 +24,8 @@ from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
 from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison, Run
-from remanence.rounds.loop import TimeLimit, resolve_engine
+from remanence.rounds.engine_choice import resolve_engine
+from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.scheduler import QueuedRun, run_all
 
 MAX_RUNS = 10_000

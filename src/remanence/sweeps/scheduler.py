@@ -22,7 +22,9 @@ from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import DEFAULT_CLIENTS
 from remanence.experiment.task_checks import sample_size
 from remanence.results.run import SPEC, Run
-from remanence.rounds.loop import TimeLimit, make_run_engine, resolve_engine, resume_run, start_run
+from remanence.rounds.engine_choice import make_run_engine, resolve_engine
+from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.compatibility import batch_key
 from remanence.sweeps.run_batcher import RunBatcher
 

@@ -12,7 +12,7 @@ from remanence.core.engine import Engine, ExampleResults
 from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
-from remanence.rounds.loop import make_work
+from remanence.rounds.federated import make_work
 from remanence.testing.running import (
     TOLERANCE,
     check_equal_replies,

@@ -19,7 +19,8 @@ from remanence.methods.fedbn import fedbn
 from remanence.methods.frozen_head import frozen_head
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS
-from remanence.rounds.loop import make_work, resume_run, start_run
+from remanence.rounds.federated import make_work
+from remanence.rounds.loop import resume_run, start_run
 from remanence.testing.part_checks import carried_values, check_declarations, check_unchanged
 from remanence.testing.running import TOLERANCE, check_inputs_unchanged, run
 from remanence.testing.toy_task import (

@@ -12,7 +12,8 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
-from remanence.rounds.loop import first_state, make_work
+from remanence.rounds.federated import make_work
+from remanence.rounds.setup import first_state
 from remanence.testing.running import (
     TOLERANCE,
     check_equal_replies,

@@ -4,6 +4,7 @@ checkers in `__init__.py` and our own tests are made of.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import load_data
 from remanence.methods import PARTS
 from remanence.results import checkpoint
-from remanence.rounds.loop import first_state, make_recorder, run_round
+from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
 
 # Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a
@@ -195,14 +196,13 @@ def run_rounds(
     about each.
     """
     state, lines = first_state(experiment), []
-    with tempfile.TemporaryDirectory() as folder:
-        recorder = make_recorder(Path(folder), experiment, {})
-        try:
-            for _ in range(rounds):
-                state, line = run_round(experiment, engine, state, recorder)
-                lines.append(line)
-        finally:
-            recorder.close()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.closing(make_round(experiment, engine, Path(folder))) as round,
+    ):
+        for _ in range(rounds):
+            state, line = round.run(state)
+            lines.append(line)
     return state, lines
 
 

@@ -1,0 +1,195 @@
+"""A round with a server, and one global model or several."""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from remanence.core.engine import ClientWork, Engine, Rejection
+from remanence.core.errors import AggregationFailed
+from remanence.core.rng import Key
+from remanence.core.types import ModelState, Reply
+from remanence.experiment.build import BuiltExperiment
+from remanence.rounds.client_sampling import sample_clients
+from remanence.rounds.clustered import reassign_clients
+from remanence.rounds.evaluator import ServerEvaluator
+from remanence.rounds.privacy_budget import epsilon_spent, guarantees_of
+from remanence.rounds.replies import (
+    count_bytes,
+    find_nonresponders,
+    reply_metrics,
+    train_clients,
+)
+from remanence.rounds.stragglers import split_stragglers
+from remanence.rounds.writer import RunWriter
+from remanence.training import server_step
+from remanence.training.state import RunState, load_client_states, store_client_states
+
+Updates = dict[int, server_step.ServerResult]  # by number of the global model
+
+
+class FederatedRound:
+    """Sample clients, broadcast the model, train, check replies, aggregate, evaluate, write."""
+
+    def __init__(self, experiment: BuiltExperiment, engine: Engine, writer: RunWriter):
+        self.experiment, self.engine, self.writer = experiment, engine, writer
+        self.evaluator = ServerEvaluator(experiment, engine)
+
+    def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
+        """Run one round -> the next state, and the round's line of metrics.jsonl."""
+        began, experiment = time.perf_counter(), self.experiment
+        time_step = experiment.config.time_step(state.round + 1)
+        self.writer.write(self.evaluator.before_training(state, time_step))
+        if time_step != state.time_step and state.model_of_client is not None:
+            state = reassign_clients(experiment.task, self.engine, state, time_step)
+        work = make_work(experiment, state, state.round + 1)
+        replies, rejections = train_clients(experiment, self.engine, work)
+        no_response = find_nonresponders(work.clients, replies, rejections)
+        replies, stale, straggler_metrics = split_stragglers(experiment, state, work, replies)
+        metrics = {
+            **reply_metrics(replies, rejections, no_response),
+            **straggler_metrics,
+            **self._other_metrics(state, work, replies, rejections),
+        }
+        updates = self._aggregate(state, work, replies, metrics)
+        clients = np.empty(0, dtype=np.int64)
+        if replies is not None and updates:
+            clients = replies.client.cpu().numpy()
+            self._evaluate_local_models(state, work, replies, updates)
+            state = _store_updates(state, updates, replies)
+        state = replace(state, round=work.round, time_step=time_step, stale=stale)
+        metrics["seconds"] = time.perf_counter() - began
+        evaluation = self.evaluator.after_round(state, updates, clients)
+        line = self.writer.write_evaluation(evaluation, metrics)
+        return replace(state, file_lengths=self.writer.commit()), line
+
+    def close(self) -> None:
+        try:
+            self.evaluator.close()
+        finally:
+            self.writer.close()
+
+    def _other_metrics(
+        self,
+        state: RunState,
+        work: ClientWork,
+        replies: Reply | None,
+        rejections: list[Rejection],
+    ) -> dict[str, Any]:
+        experiment = self.experiment
+        received = 0 if replies is None else replies.num_clients
+        metrics: dict[str, Any] = {
+            "abandoned": replies is None or received < experiment.config.round.min_replies,
+            **count_bytes(experiment, work, replies, len(rejections)),
+        }
+        if state.model_of_client is not None:
+            metrics["global_models"] = len(state.global_models)
+        if self.evaluator.should_evaluate(work.round):
+            metrics |= epsilon_spent(guarantees_of(experiment), work.round)
+        return metrics
+
+    def _aggregate(
+        self, state: RunState, work: ClientWork, replies: Reply | None, metrics: dict[str, Any]
+    ) -> Updates:
+        """The server's updates; none in an abandoned round, which `metrics` then explain."""
+        if replies is None or metrics["abandoned"]:
+            return {}
+        try:
+            return update_servers(self.experiment, self.engine, state, work, replies)
+        except AggregationFailed as problem:
+            metrics |= {"abandoned": True, "problem": str(problem)}
+            return {}
+
+    def _evaluate_local_models(
+        self, state: RunState, work: ClientWork, replies: Reply, updates: Updates
+    ) -> None:
+        clients = replies.client.cpu().numpy()
+        start = models_for(state, clients) if work.per_client_start else work.start
+        local_models = functools.partial(
+            server_step.local_models, start, replies, stacked=work.per_client_start
+        )
+        shares = aggregation_shares(state, clients, updates)
+        self.writer.write(
+            self.evaluator.after_training(state, work.time_step, clients, local_models, shares)
+        )
+
+
+def make_work(experiment: BuiltExperiment, state: RunState, round: int) -> ClientWork:
+    """Sample the clients of a round; what each of them starts from."""
+    key = Key(experiment.config.seed).fold_in("round", round)
+    time_step = experiment.config.time_step(round)
+    busy = [int(stale.reply.client) for stale in state.stale]
+    clients = sample_clients(experiment, round, key, busy)
+    stats = experiment.client_stats(clients, time_step)
+    several_models = len(state.global_models) > 1
+    return ClientWork(
+        round=round,
+        time_step=time_step,
+        clients=clients,
+        start=models_for(state, clients) if several_models else state.server.model,
+        per_client_start=several_models,
+        broadcast=server_step.make_broadcast(experiment.task, state.server, round, key),
+        client_state=load_client_states(state, experiment.task, clients, stats),
+        stats=stats,
+        optimizer_hparams=experiment.optimizer_hparams(round),
+        key=key,
+    )
+
+
+def models_for(state: RunState, clients: np.ndarray) -> ModelState:
+    """The global model that each of these clients uses, as a stack."""
+    return ModelState.stack(
+        [state.global_models[number].model for number in state.models_used_by(clients)]
+    )
+
+
+def update_servers(
+    experiment: BuiltExperiment, engine: Engine, state: RunState, work: ClientWork, replies: Reply
+) -> Updates:
+    """Aggregate the replies for every global model that a client has trained."""
+    used = state.models_used_by(replies.client.cpu().numpy())
+    updates = {}
+    for number in np.unique(used).tolist():
+        own_replies = replies
+        if len(state.global_models) > 1:
+            index = torch.from_numpy(np.flatnonzero(used == number))
+            own_replies = replies.select(index.to(replies.client.device))
+        updates[number] = server_step.update(
+            experiment.task,
+            state.global_models[number],
+            own_replies,
+            work.round,
+            work.key if number == 0 else work.key.fold_in("model", number),
+            work.optimizer_hparams,
+            engine,
+        )
+    return updates
+
+
+def aggregation_shares(state: RunState, clients: np.ndarray, updates: Updates) -> np.ndarray:
+    """Each client's share in the round, summing to 1: in its model's aggregation, times the share
+    of that model among the round's clients. -> [k]
+    """
+    used, shares = state.models_used_by(clients), np.zeros(len(clients))
+    for number, update in updates.items():
+        members = used == number
+        shares[members] = update.weights.cpu().numpy() * members.mean()
+    return shares
+
+
+def _store_updates(state: RunState, updates: Updates, replies: Reply) -> RunState:
+    servers = [
+        updates[number].server if number in updates else server
+        for number, server in enumerate(state.global_models)
+    ]
+    return replace(
+        state,
+        server=servers[0],
+        extra_servers=tuple(servers[1:]),
+        client_states=store_client_states(state.client_states, replies),
+    )

@@ -1,0 +1,68 @@
+"""The kind of round that an experiment has, and the state before the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from remanence.core.engine import Engine
+from remanence.experiment.build import BuiltExperiment
+from remanence.rounds.decentralized import DecentralizedRound, init_client_models
+from remanence.rounds.federated import FederatedRound
+from remanence.rounds.writer import RunWriter
+from remanence.training import server_step
+from remanence.training.state import RunState
+
+
+class Round(Protocol):
+    """A round of an experiment on an engine, with the files it writes."""
+
+    writer: RunWriter
+
+    def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
+        """Run one round -> the next state, and the round's line of metrics.jsonl."""
+        ...
+
+    def close(self) -> None:
+        """Close the files; the engine stays open."""
+        ...
+
+
+def make_round(
+    experiment: BuiltExperiment,
+    engine: Engine,
+    folder: Path,
+    file_lengths: Mapping[str, int] | None = None,
+) -> Round:
+    """The round of an experiment: with a server or without one.
+
+    Args:
+        experiment: Of the run.
+        engine: Trains and evaluates.
+        folder: Of the run.
+        file_lengths: Of its append-only files; everything beyond is cut off.
+    """
+    writer = RunWriter(folder, experiment, file_lengths or {})
+    if experiment.is_decentralized:
+        return DecentralizedRound(experiment, engine, writer)
+    return FederatedRound(experiment, engine, writer)
+
+
+def first_state(experiment: BuiltExperiment) -> RunState:
+    """The state before the first round."""
+    task = experiment.task
+    state = RunState(round=0, time_step=0, server=server_step.init_server(task), client_states={})
+    if experiment.is_decentralized:
+        state = replace(state, client_models=init_client_models(task))
+    owner = task.method.part_filling("model_assignment")
+    if owner is None or owner.model_assignment is None:
+        return state
+    return replace(
+        state,
+        model_of_client=torch.zeros(task.info.num_clients, dtype=torch.int64),
+        assignment_state={owner.name: owner.model_assignment.init(task.info)},
+    )
