@@ -1,1 +1,15 @@
-"""A run's folder: the formats of its files, checkpoints among them, and readers that distrust them."""
+"""The folder of a run: formats of its files, readers that check them, and checkpoints.
+
+Start with `run.py`: `Run` and `Comparison` read everything a run folder holds.
+
+    run                 Run and Comparison; the names of the files
+    columns             the columns of metrics.jsonl
+    ledger              the ledger and the other files of fixed-width records
+    readers             read and check files, which may come from another person
+    summary             accuracy, loss and macro F1 from a confusion matrix
+    checkpoint          save and load the state of a run; checkpoint_codec: as tensors and bytes;
+                        checkpoint_schema: does a state belong to an experiment?
+    trained_model       the trained model of a run as an nn.Module
+
+May import experiment and everything below; `rounds` writes what is read here.
+"""

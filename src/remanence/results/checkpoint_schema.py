@@ -1,5 +1,5 @@
-"""Does a saved state belong to an experiment? Digests tell a damaged file from a whole one;
-what a stranger wrote and signed is judged by its form.
+"""Checks that a saved state belongs to an experiment. Digests find damaged files; names, shapes
+and types find states of something else whose digests are right.
 """
 
 from __future__ import annotations
@@ -10,15 +10,18 @@ from remanence.core.pytree import Tree
 from remanence.training.state import RunState
 
 
-def check_schema(state: RunState, form: RunState) -> None:
-    """Refuse a state whose models or tables over clients are not those of the experiment that
-    `form` is a state of.
+def check_schema(state: RunState, schema: RunState) -> None:
+    """Refuse a state whose models or tables over clients differ in form from the experiment's.
+
+    Args:
+        state: Loaded.
+        schema: A state of the experiment.
     """
-    if (state.client_models is None) != (form.client_models is None) or (
+    if (state.client_models is None) != (schema.client_models is None) or (
         state.model_of_client is None
-    ) != (form.model_of_client is None):
+    ) != (schema.model_of_client is None):
         raise CheckpointError("it is of another kind of method")
-    wanted = _models_tree(form)
+    wanted = _models_tree(schema)
     for server in state.global_models:
         _compare(
             {"params": server.model.params, "buffers": server.model.buffers},
@@ -29,10 +32,10 @@ def check_schema(state: RunState, form: RunState) -> None:
         _compare(
             _models_tree(state)["client_models"], wanted["client_models"], "table over clients"
         )
-    if state.model_of_client is not None and form.model_of_client is not None:
+    if state.model_of_client is not None and schema.model_of_client is not None:
         _compare(
             {"model_of_client": state.model_of_client},
-            {"model_of_client": form.model_of_client},
+            {"model_of_client": schema.model_of_client},
             "table over clients",
         )
         if int(state.model_of_client.min()) < 0 or int(state.model_of_client.max()) >= len(
@@ -46,17 +49,17 @@ def _models_tree(state: RunState) -> Tree:
         "server": {"params": state.server.model.params, "buffers": state.server.model.buffers}
     }
     if state.client_models is not None:
-        crowd = state.client_models
-        tree["client_models"] = {"models": crowd.models._asdict(), "best": crowd.best._asdict()}
+        clients = state.client_models
+        tree["client_models"] = {"models": clients.models._asdict(), "best": clients.best._asdict()}
         tree["client_models"] |= {
-            name: getattr(crowd, name)
+            name: getattr(clients, name)
             for name in ("best_loss", "rounds_since_best", "early_stopped", "peer_counts")
         }
     return tree
 
 
-def _compare(tree: Tree, form: Tree, what: str) -> None:
-    found, wanted = pytree.flatten(tree), pytree.flatten(form)
+def _compare(tree: Tree, schema: Tree, what: str) -> None:
+    found, wanted = pytree.flatten(tree), pytree.flatten(schema)
     if found.keys() != wanted.keys():
         raise CheckpointError(
             f"its {what} has other names than the experiment's:"

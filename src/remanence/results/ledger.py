@@ -1,8 +1,8 @@
-"""The ledger: how many examples of each class each model got right, at every moment of a round.
+"""The ledger: how many examples of each class each model predicts correctly, at every moment of a
+round. Every forgetting measure is a function of its records.
 
-A file of fixed-width records behind one line of JSON: compact, append-only, readable by numpy
-without this package. A record that a crash cut short is recognized by the length of the file and
-ignored. Every forgetting measure is a function of these records.
+One line of JSON, then fixed-width records: compact, append-only, readable by numpy without this
+package. A last record that a crash has cut short is left out.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from remanence.results.readers import check_records, corrupt_file
 MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
 SPLITS = ("test", "valid", "train", "public")
 GLOBAL = -1  # in the column `model`: the global model
-ALL = -1  # in the column `owner`: rows of everybody
+ALL = -1  # in the column `owner`: examples of all clients
 FORMAT = 1
 
 
 def record_type(classes: int) -> np.dtype:
-    """One record: a model at a moment on somebody's rows."""
+    """One record: a model at a moment on the examples of an owner."""
     return np.dtype(
         [
             ("round", "<i4"),
@@ -36,8 +36,8 @@ def record_type(classes: int) -> np.dtype:
             ("split", "u1"),  # index into SPLITS
             # a client's number, or GLOBAL; where there are several global models, -1, -2 and so on
             ("model", "<i4"),
-            # whose rows: a client's number, or ALL; on the test split a concept's number, where
-            # there are several
+            # of the examples: a client's number, or ALL; on the test split a concept's number,
+            # where there are several
             ("owner", "<i4"),
             ("weight", "<f8"),  # the model's share in the aggregation; 0 for the global model
             ("loss", "<f8"),  # summed cross-entropy
@@ -61,7 +61,7 @@ EXAMPLE = np.dtype(
         ("round", "<i4"),
         ("time_step", "<i4"),
         ("moment", "u1"),  # index into MOMENTS: before, local or merged
-        ("client", "<i4"),  # whose training row it is
+        ("client", "<i4"),  # that holds the example
         ("id", "<i8"),
         ("correct", "u1"),
         ("margin", "<f4"),  # logit of the true class minus the largest other
@@ -69,12 +69,12 @@ EXAMPLE = np.dtype(
 )
 
 HEARD, SIMILARITY = 0, 1  # kinds of a record about peers
-PEERS_AT_MOST = 200  # a table over pairs of clients is written for at most so many
+PEERS_AT_MOST = 200  # clients; with more, no tables over pairs of them are written
 
 
 def peers_type(clients: int) -> np.dtype:
-    """One record of a table over pairs of clients: how often k listened to j since the record
-    before, or how alike j seems to k.
+    """One record of a table over pairs of clients: how often k used the model of j since the
+    record before, or how similar j seems to k.
     """
     return np.dtype(
         [
@@ -87,7 +87,13 @@ def peers_type(clients: int) -> np.dtype:
 
 
 def make_record(classes: int, confusion: np.ndarray, **columns: Any) -> np.ndarray:
-    """A record from a confusion matrix [C, C]; columns by name, moment and split in words."""
+    """A record from a confusion matrix [C, C].
+
+    Args:
+        classes: C.
+        confusion: True classes by predicted ones.
+        columns: The other columns by name; moment and split as strings.
+    """
     record = np.zeros(1, dtype=record_type(classes))
     record["correct"], record["total"], record["predicted"] = (
         np.diagonal(confusion),
@@ -105,13 +111,13 @@ def make_record(classes: int, confusion: np.ndarray, **columns: Any) -> np.ndarr
 
 def header(class_names: Sequence[str]) -> bytes:
     """The first line of a ledger."""
-    about = {
+    content = {
         "format": FORMAT,
         "class_names": list(class_names),
         "moments": MOMENTS,
         "splits": SPLITS,
     }
-    return json.dumps(about).encode() + b"\n"
+    return json.dumps(content).encode() + b"\n"
 
 
 class Ledger:
@@ -124,13 +130,13 @@ class Ledger:
     def read(cls, path: Path) -> Ledger:
         try:
             with path.open("rb") as file:
-                about = json.loads(file.readline(10_000_000))
-                if about["format"] != FORMAT:
+                first = json.loads(file.readline(10_000_000))
+                if first["format"] != FORMAT:
                     raise InputError(
-                        f"{path} was written by another version (format {about['format']},"
+                        f"{path} was written by another version (format {first['format']},"
                         f" this one reads {FORMAT})"
                     )
-                names = [str(name) for name in about["class_names"]]
+                names = [str(name) for name in first["class_names"]]
                 kind = record_type(len(names))
                 raw = file.read()
         except FileNotFoundError:
@@ -179,7 +185,7 @@ class Ledger:
             )
 
     def to_pandas(self) -> Any:
-        """One row for every record and class."""
+        """The records as a pandas.DataFrame: a row for every record and class."""
         try:
             import pandas
         except ImportError:
@@ -201,7 +207,7 @@ class Ledger:
         return pandas.DataFrame(flat | words | counts)
 
     def to_parquet(self, path: str | Path) -> Path:
-        """The same as a Parquet file, for other tools; whole or not at all. -> its path"""
+        """Write the same as a Parquet file, for other tools. -> its path"""
         try:
             import pyarrow  # noqa: F401
         except ImportError:

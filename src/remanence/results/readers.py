@@ -1,8 +1,7 @@
-"""Reading what a run left behind, which may come from a stranger: checked before anybody computes
-with it, refused in one sentence.
+"""Reads the files of a run folder, which may come from another person, and checks them before
+anything is computed: a file that is not as we write it is refused with one sentence.
 
-A last line or record that a crash cut short is no damage and is left out; everything else that is
-not as we write it is.
+A last line or record that a crash has cut short is no damage, and is left out.
 """
 
 from __future__ import annotations
@@ -17,25 +16,22 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.results.columns import NUMBERS
 
-LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs writes down every one of them
+LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
 LARGEST_NUMBER = 1e300
-MOST_ROUNDS, MOST_STEPS = 100_000_000, 100_000  # what measures make tables for
-NUMBERS = (
-    "accuracy", "loss", "macro_f1", "train_loss", "worst_client", "bottom_decile", "spread", "same_cluster_share", "seconds", "bytes_up", "bytes_down",
-    "replies", "invited", "late", "stale_used", "offline", "early_stopped", "simulated_seconds", "global_models", "time_step", "attack_success",
-)  # fmt: skip
-# of a run in a comparison: it can lead nowhere else
+MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000  # measures allocate tables for them
+# of a run in a comparison: it cannot lead out of the comparison's folder
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
 
 def corrupt_file(path: Path, found: str) -> InputError:
-    """The sentence for a file of a run that nobody can compute with."""
+    """The error for a file of a run that cannot be used."""
     return InputError(f"{path} is damaged: {found}; take it from a backup, or leave this run out")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file of ours, not yet checked."""
+    """Read a TOML file, without checking its content."""
     try:
         if path.stat().st_size > LARGEST_TOML:
             raise corrupt_file(path, f"it is larger than {LARGEST_TOML} bytes")
@@ -52,7 +48,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; the last is left out where a crash cut it short."""
+    """Read the lines of metrics.jsonl; a last one that a crash cut short is left out."""
     if not path.exists():
         return []
     raw = path.read_bytes().split(b"\n")
@@ -62,7 +58,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
-            # no line end behind it: nobody had finished writing
+            # without a line end: it was not written completely
             if place == len(texts) - 1 and number == len(raw):
                 break
             raise corrupt_file(path, f"line {number} is not JSON ({str(error)[:80]})") from None
@@ -78,11 +74,14 @@ def _refuse_constant(name: str) -> float:
 
 
 def validate_metrics_row(line: Any, classes: int = 0) -> str:
-    """What is wrong with a line of metrics.jsonl; nothing where it is one of ours. classes: as many
-    as other lines have, where that is known
+    """What is wrong with a line of metrics.jsonl; empty where nothing is.
 
     >>> validate_metrics_row({"round": 1, "model": "global", "split": "test", "accuracy": "high"})
     'has an accuracy that is no number'
+
+    Args:
+        line: Parsed from JSON.
+        classes: The number of classes in other lines; 0: unknown.
     """
     if not isinstance(line, dict):
         return "is not an object"
@@ -101,10 +100,10 @@ def validate_metrics_row(line: Any, classes: int = 0) -> str:
         return "has a per_class that is no list of numbers"
     if classes and shares and len(shares) != classes:
         return f"has {len(shares)} classes where others have {classes}"
-    refused, silent = line.get("rejected") or [], line.get("no_response") or []
-    if not (isinstance(refused, list) and all(_is_refusal(one) for one in refused)):
+    rejected, no_response = line.get("rejected") or [], line.get("no_response") or []
+    if not (isinstance(rejected, list) and all(_is_rejection(entry) for entry in rejected)):
         return "has a list of rejected replies that is none"
-    if not (isinstance(silent, list) and all(_is_whole(client) for client in silent)):
+    if not (isinstance(no_response, list) and all(map(_is_whole, no_response))):
         return "has a no_response that is no list of clients"
     return ""
 
@@ -121,15 +120,21 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**31
 
 
-def _is_refusal(one: object) -> bool:
+def _is_rejection(entry: object) -> bool:
     return (
-        isinstance(one, dict) and _is_whole(one.get("client")) and isinstance(one.get("code"), str)
+        isinstance(entry, dict)
+        and _is_whole(entry.get("client"))
+        and isinstance(entry.get("code"), str)
     )
 
 
 def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.ndarray | None:
-    """Fixed-width records, None where there is no file; one that a crash cut short is left out.
-    limits: columns that are below a number
+    """Read fixed-width records; a last one that a crash cut short is left out.
+
+    Args:
+        path: Of the file; None is returned where there is none.
+        kind: The type of a record.
+        limits: By column: a number that all its values are below.
     """
     if not path.exists():
         return None
@@ -140,8 +145,8 @@ def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.nd
 
 
 def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) -> None:
-    """Refuse records that no run writes: rounds and time steps below 0 or too many to be
-    counted, words that do not exist.
+    """Refuse records that no run writes: with rounds and time steps below 0 or too large, or
+    values beyond the limits of their columns.
     """
     for name, limit in limits.items():
         if len(records) and int(records[name].max()) >= limit:
@@ -150,13 +155,13 @@ def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) ->
             )
     if not len(records):
         return
-    for name, most in (("round", MOST_ROUNDS), ("time_step", MOST_STEPS)):
-        if int(records[name].min()) < 0 or int(records[name].max()) > most:
+    for name, limit in (("round", MAX_ROUNDS), ("time_step", MAX_TIME_STEPS)):
+        if int(records[name].min()) < 0 or int(records[name].max()) > limit:
             raise corrupt_file(path, f"it has a {name} that cannot be")
 
 
 def read_table(path: Path, rows: Any) -> list[list[int]]:
-    """Whole numbers written a line for each client or time step: `["3 0 1", "0 2 2"]`."""
+    """Parse whole numbers, one line for each client or time step: `["3 0 1", "0 2 2"]`."""
     if not isinstance(rows, list) or not all(
         isinstance(row, str) and re.fullmatch(r"(\d{1,9}( |$))*", row, re.ASCII) for row in rows
     ):
@@ -167,36 +172,39 @@ def read_table(path: Path, rows: Any) -> list[list[int]]:
     return table
 
 
-def check_metadata(path: Path, about: Mapping[str, Any]) -> None:
-    """Refuse facts of a run that are not what their names say."""
-    kinds: dict[str, type | tuple[type, ...]] = {
-        "clients": int, "parameters": int, "rounds_per_step": int, "last_round": int,
-        "evaluated": str, "data": str, "engine": str, "kind": str, "remanence": str, "attackers": str,
-        "class_names": list, "shape": list, "mean": list, "std": list, "objects": list, "concepts": list, "drift_notes": list,
-    }  # fmt: skip
+def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+    """Refuse metadata of the wrong type or size."""
+    kinds: dict[str, type] = {
+        **dict.fromkeys(("clients", "parameters", "rounds_per_step", "last_round"), int),
+        **dict.fromkeys(("evaluated", "data", "engine", "kind", "remanence", "attackers"), str),
+        **dict.fromkeys(("class_names", "shape", "mean", "std", "objects"), list),
+        **dict.fromkeys(("concepts", "drift_notes"), list),
+    }
     for name, kind in kinds.items():
-        if name in about and (not isinstance(about[name], kind) or isinstance(about[name], bool)):
-            raise corrupt_file(path, f"about.{name} is {about[name]!r:.40}")
+        if name in metadata and (
+            not isinstance(metadata[name], kind) or isinstance(metadata[name], bool)
+        ):
+            raise corrupt_file(path, f"about.{name} is {metadata[name]!r:.40}")
     for name in ("class_names", "objects", "concepts", "drift_notes"):
-        if not all(isinstance(item, str) for item in about.get(name, [])):
+        if not all(isinstance(item, str) for item in metadata.get(name, [])):
             raise corrupt_file(path, f"about.{name} holds something else than words")
     for name in ("shape", "mean", "std"):
-        if not all(_is_number(item) for item in about.get(name, [])):
+        if not all(_is_number(item) for item in metadata.get(name, [])):
             raise corrupt_file(path, f"about.{name} holds something else than numbers")
-    if not 1 <= about.get("clients", 1) < 2**24 or not all(
-        1 <= side < 2**31 for side in about.get("shape", [])
+    if not 1 <= metadata.get("clients", 1) < 2**24 or not all(
+        1 <= side < 2**31 for side in metadata.get("shape", [])
     ):
         raise corrupt_file(path, "about.clients or about.shape is out of all reason")
     if (
-        not 0 <= about.get("rounds_per_step", 0) < 2**31
-        or not 0 <= about.get("parameters", 0) < 2**62
+        not 0 <= metadata.get("rounds_per_step", 0) < 2**31
+        or not 0 <= metadata.get("parameters", 0) < 2**62
     ):
         raise corrupt_file(path, "about.rounds_per_step or about.parameters is out of all reason")
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse the plan of a comparison whose cells are no runs of ours: above all, one that
-    names a folder elsewhere.
+    """Refuse the plan of a comparison whose cells are not runs of ours, such as one that names a
+    folder elsewhere.
     """
     cells, specs = plan.get("cells"), plan.get("specs")
     if not isinstance(cells, list) or not (specs is None or isinstance(specs, dict)):

@@ -1,4 +1,4 @@
-"""What a run left behind: `rem.load(DIR)`."""
+"""Reads the folders of runs and comparisons: `rem.load(DIR)`."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARI
     "runs",
 )
 LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
-METADATA = (
-    "about"  # the table of experiment.toml that holds what was chosen and seen, not asked for
-)
+METADATA = "about"  # the table of experiment.toml that holds choices and data, not settings
 
 
 @dataclass(frozen=True)
@@ -62,31 +60,31 @@ class Run:
 
     @cached_property
     def config(self) -> Experiment:
-        """What was asked for, with every choice settled."""
+        """The settings, with all defaults resolved."""
         return parse_experiment(
             {name: value for name, value in self._file.items() if name != METADATA}
         )
 
     @cached_property
     def metadata(self) -> dict[str, Any]:
-        """Versions, choices and facts of the data: class names, label counts of the clients,
-        number of parameters.
+        """Versions, choices and the data: class names, label counts of the clients, number of
+        parameters.
         """
-        path, about = self.folder / SPEC, self._file.get(METADATA, {})
-        if not isinstance(about, dict):
+        path, metadata = self.folder / SPEC, self._file.get(METADATA, {})
+        if not isinstance(metadata, dict):
             raise corrupt_file(path, f"{METADATA} is no table")
-        check_metadata(path, about)
-        about = dict(about)
-        # written a line a client
-        about["label_counts"] = read_table(path, about.get("label_counts", []))
-        if "clusters" in about:
-            # written a line a time step
-            about["clusters"] = table = read_table(path, about["clusters"])
+        check_metadata(path, metadata)
+        metadata = dict(metadata)
+        # one line for each client
+        metadata["label_counts"] = read_table(path, metadata.get("label_counts", []))
+        if "clusters" in metadata:
+            # one line for each time step
+            metadata["clusters"] = table = read_table(path, metadata["clusters"])
             if max((max(row, default=0) for row in table), default=0) >= max(
-                [1, len(about.get("concepts", [])), *map(len, table)]
+                [1, len(metadata.get("concepts", [])), *map(len, table)]
             ):
-                raise corrupt_file(path, "its clients are in clusters that nobody describes")
-        return about
+                raise corrupt_file(path, "its clients are in clusters that it does not describe")
+        return metadata
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -96,8 +94,15 @@ class Run:
     def curve(
         self, split: str = "test", model: str = "", value: str = "accuracy"
     ) -> tuple[list[int], list[float]]:
-        """A number over rounds -> rounds, values. Of the global model, or where clients have
-        models of their own, of these; or of the one named.
+        """A column of metrics.jsonl over rounds.
+
+        Args:
+            split: test or valid.
+            model: By default the global model, or the clients' own where they have any.
+            value: The column.
+
+        Returns:
+            Rounds and values; rounds that were not evaluated are left out.
         """
         model = model or self.metadata.get("evaluated", "global")
         points = [
@@ -118,18 +123,18 @@ class Run:
 
     @cached_property
     def confusions(self) -> np.ndarray | None:
-        """Whole confusion matrices, as `ledger.confusion_type` says; None where they were not
+        """Confusion matrices, as `ledger.confusion_type` defines them; None where they were not
         recorded.
         """
         from remanence.results.ledger import MOMENTS, SPLITS, confusion_type
 
-        kind = confusion_type(len(self._fact("class_names")))
+        kind = confusion_type(len(self._required("class_names")))
         return self._read(CONFUSIONS, kind, {"moment": len(MOMENTS), "split": len(SPLITS)})
 
     @cached_property
     def examples(self) -> np.ndarray | None:
-        """Right or wrong, and by which margin, for every training row, as `ledger.EXAMPLE`
-        says; None where it was not recorded.
+        """Whether each training example is predicted correctly, and its margin, as
+        `ledger.EXAMPLE` defines them; None where they were not recorded.
         """
         from remanence.results.ledger import EXAMPLE, MOMENTS
 
@@ -137,14 +142,14 @@ class Run:
 
     @cached_property
     def peers(self) -> np.ndarray | None:
-        """Who listened to whom and who seemed how alike, as `ledger.peers_type` says; None with
-        a server.
+        """Which clients used whose models and how similar they seemed, as `ledger.peers_type`
+        defines it; None with a server.
         """
         from remanence.results.ledger import PEERS_AT_MOST, SIMILARITY, peers_type
 
         if not (self.folder / PEERS).exists():
             return None
-        clients = self._fact("clients")
+        clients = self._required("clients")
         if clients > PEERS_AT_MOST:
             raise corrupt_file(
                 self.folder / PEERS, f"a table over pairs of {clients} clients is never written"
@@ -160,10 +165,11 @@ class Run:
         return records
 
     def model(self, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
-        """The trained global model as an ordinary nn.Module, in evaluation mode; that of a client
-        where clients have their own.
+        """The trained model in evaluation mode.
 
-        `module` gives the network where the run was started with an object.
+        Args:
+            module: The network, where the run was started with an object.
+            client: Its model, where clients have models of their own.
         """
         from remanence.results.trained_model import load_model
 
@@ -171,7 +177,7 @@ class Run:
 
     @property
     def networks(self) -> list[str]:
-        """The network, as the spec names it."""
+        """The network, as the settings name it."""
         return [self.config.model]
 
     def _read(self, name: str, kind: np.dtype, limits: dict[str, int]) -> np.ndarray | None:
@@ -181,8 +187,8 @@ class Run:
         return records
 
     def _check_numbers(self, path: Path, records: np.ndarray) -> None:
-        """Refuse records of clients, concepts and time steps that the run does not have:
-        whoever makes tables for them would run out of memory.
+        """Refuse records of clients, concepts and time steps that the run does not have: tables
+        for them would not fit in memory.
         """
         from remanence.results.ledger import ALL, GLOBAL, SPLITS
 
@@ -221,13 +227,13 @@ class Run:
                 and not lowest.get(name, 0) <= int(values.min()) <= int(values.max()) < limits[name]
             ):
                 raise corrupt_file(
-                    path, f"it speaks of {name} {int(values.max())}, which the run does not have"
+                    path, f"it has a {name} {int(values.max())}, which the run does not have"
                 )
 
-    def _fact(self, name: str) -> Any:
-        """A fact without which records cannot be read."""
+    def _required(self, name: str) -> Any:
+        """An entry of the metadata without which records cannot be read."""
         if name not in self.metadata:
-            raise corrupt_file(self.folder / SPEC, f"it does not say {METADATA}.{name}")
+            raise corrupt_file(self.folder / SPEC, f"it has no {METADATA}.{name}")
         return self.metadata[name]
 
     @property
@@ -236,8 +242,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Is the last round saved? Metrics may be ahead of what a killed run can go on from, a
-        checkpoint never is.
+        """Whether the last round is saved in a checkpoint. The metrics of a killed run may be ahead
+        of what it can resume from.
         """
         names = [path.name.removeprefix("round-") for path in self.checkpoints.glob("round-*")]
         newest = max(
@@ -248,8 +254,8 @@ class Run:
 
     @property
     def reached_end(self) -> bool:
-        """Do the metrics go to the last round? They tell where the weights were thrown away to
-        save space.
+        """Whether the metrics go to the last round: also where checkpoints were deleted to save
+        space.
         """
         return (
             (self.folder / METRICS).exists()
@@ -272,7 +278,7 @@ class Comparison:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The runs there are, in the order of the plan."""
+        """The runs that have begun, in the order of the plan."""
         return [
             Run(self.folder / RUNS / cell["name"])
             for cell in self.plan["cells"]
@@ -281,16 +287,16 @@ class Comparison:
 
     @property
     def networks(self) -> list[str]:
-        """The networks that the runs' specs name."""
+        """The networks that the runs' settings name."""
         if "specs" not in self.plan:
-            raise corrupt_file(self.folder / COMPARISON, "it does not say what its runs are")
+            raise corrupt_file(self.folder / COMPARISON, "it does not describe its runs")
         return sorted(
             {str(self.plan["specs"][cell["name"]].get("model", "")) for cell in self.plan["cells"]}
         )
 
     @cached_property
     def cells(self) -> list[dict[str, Any]]:
-        """The plan's cells: name, method (the label people read), seed and the settings tried."""
+        """The plan's cells: name, method (the label that reports show), seed and settings."""
         return list(self.plan["cells"])
 
 

@@ -28,7 +28,7 @@ from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import load_data
 from remanence.methods import PARTS
-from remanence.results import checkpoint
+from remanence.results import checkpoint_codec
 from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
 
@@ -245,7 +245,7 @@ def work_tree(work: ClientWork) -> Tree:
 def state_tree(state: RunState) -> Tree:
     """All tensors of a run as one tree."""
     own = {str(client): kept for client, kept in sorted(state.client_states.items())}
-    return checkpoint.as_tree(state) | {"client_states": own}
+    return checkpoint_codec.as_tree(state) | {"client_states": own}
 
 
 def max_rel_diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float]:

@@ -1,0 +1,50 @@
+"""The columns of metrics.jsonl: one line for each round, split and kind of model.
+
+`rounds/federated.py`, `rounds/decentralized.py` and the evaluators write them; `readers.py` checks
+them. Columns that do not apply to a run are left out.
+"""
+
+from __future__ import annotations
+
+# columns that hold one number, or null where it is unknown
+NUMBERS = {
+    # written by the evaluators
+    "time_step": "time step of the round, from 0",
+    "accuracy": "share of correct predictions; null where the round is not evaluated",
+    "loss": "mean cross-entropy",
+    "macro_f1": "mean F1 over the classes that the examples have",
+    "worst_client": "lowest accuracy of a client's own model",
+    "bottom_decile": "mean accuracy of the tenth of clients with the lowest one",
+    "spread": "standard deviation of the accuracies of the clients' own models",
+    "attack_success": "share of test examples on which an attack succeeds",
+    # written by the rounds
+    "train_loss": "mean training loss that the replies report",
+    "replies": "replies that were used",
+    "seconds": "duration of the round without its final evaluation",
+    "bytes_up": "bytes from clients to the server, or between clients",
+    "bytes_down": "bytes from the server to clients, or between clients",
+    "global_models": "number of global models, for methods with several",
+    "invited": "clients that were asked to train, where replies can be late",
+    "late": "replies that missed the deadline",
+    "stale_used": "late replies of earlier rounds that were used in this one",
+    "simulated_seconds": "simulated duration of the round, where replies can be late",
+    "offline": "clients that were not online, without a server",
+    "early_stopped": "clients that have stopped training, without a server",
+    "same_cluster_share": "share of the peers' models that came from the client's own cluster",
+}
+# the other columns
+OTHERS = {
+    "round": "from 1",
+    "model": "global, or personal where clients have models of their own",
+    "split": "test or valid",
+    "per_class": "accuracy of each class; null for a class without examples",
+    "rejected": "client, code and reason of each rejected reply",
+    "no_response": "clients that did not reply",
+    "payload": "mean of each number that clients send besides their models",
+    "abandoned": "true where too few replies arrived or their aggregate is not finite",
+    "problem": "why a round was abandoned while aggregating",
+    "epsilon": "privacy spent so far, of clients",
+    "epsilon_example": "privacy spent so far, of examples",
+    "epsilon_label_counts": "privacy spent so far, of label counts",
+}
+COLUMNS = NUMBERS | OTHERS
