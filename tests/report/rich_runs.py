@@ -222,7 +222,7 @@ def write_peers_run(
     concepts: Sequence[str] = ("labels 0 1", "labels 2 3"),
 ) -> Run:
     """A run without a server on data that drift between two clusters: `skill` is the share of
-    listening within the own cluster.
+    peer selections within the own cluster.
     """
     folder.mkdir(parents=True)
     draw = np.random.default_rng([seed, rounds, clients])
@@ -240,7 +240,7 @@ def write_peers_run(
         mine, everyone = np.arange(clients), np.arange(2)
         place = {"round": round, "time_step": step}
 
-        def judge(
+        def record_accuracies(
             moment: str, knows: np.ndarray, place: dict[str, int] = place, now: np.ndarray = now
         ) -> np.ndarray:
             own = np.repeat(knows[np.arange(clients), now][:, None], classes, 1)
@@ -254,11 +254,11 @@ def write_peers_run(
                 owner=now,
             )
 
-        ledger.append(judge("before", knows))
+        ledger.append(record_accuracies("before", knows))
         knows = np.clip(knows - 0.02, 0, 1)
-        ledger.append(judge("merged", knows))
+        ledger.append(record_accuracies("merged", knows))
         knows[mine, now] += 0.25 * (0.9 - knows[mine, now]) + draw.normal(0, 0.01, clients)
-        ledger.append(judge("local", knows))
+        ledger.append(record_accuracies("local", knows))
         for concept in everyone:
             level = np.repeat(knows[:, concept][:, None], classes, 1)
             ledger.append(

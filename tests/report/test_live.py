@@ -59,7 +59,7 @@ def growing(whole: Run, tmp_path: Path) -> Growing:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., tuple[subprocess.Popen[str], int]]]:
-    """Start `remanence watch` as a process of its own. -> process, port"""
+    """Run `remanence watch` in a child process; return the process and its port."""
     children = []
 
     def begin(*arguments: str) -> tuple[subprocess.Popen[str], int]:

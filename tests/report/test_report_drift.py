@@ -77,7 +77,7 @@ def four(tmp_path: Path) -> Run:
 
 def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
     """In step 1 the order is 1, 2 (cluster 0), then 0, 3 (cluster 1). Client 0 listened 3 of 4
-    times to client 1; client 2 to nobody.
+    times to client 1; client 2 selected no peer.
     """
     figure = draw_peer_usage(group_runs([four]))
     assert figure is not None

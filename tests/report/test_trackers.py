@@ -114,7 +114,7 @@ def test_mlflow_round_trip(tmp_path: Path) -> None:
     assert experiment is not None
     (found,) = client.search_runs([experiment.experiment_id])
     assert found.data.params["method"] == "fedprox(mu=0.1)"
-    assert "data.dir" not in found.data.params  # where things lie on somebody's disk
+    assert "data.dir" not in found.data.params  # a path on the user's disk
     assert found.info.status == "FINISHED"
     history = client.get_metric_history(found.info.run_id, "accuracy/test")
     assert sorted((point.step, point.value) for point in history) == [

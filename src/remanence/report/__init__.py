@@ -12,7 +12,7 @@
   (TensorBoard, MLflow).
 
 The numbers come from `metrics`; nothing here measures. It may import `metrics`, `results` and
-packages below. Start with `figures.py` and `page.py`.
+packages below. Read `figures.py` and `page.py` first.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def draw_classes_at_end(groups: Sequence[Group]) -> Figure | None:
         title="Accuracy per class after the last round",
         plot=go.Figure(traces, shape),
         caption=f"Accuracy of each class after the last recorded round, one dot a"
-        f" method{sorted_by}. A dot far below the others is a class on which a method is much worse.{bars}",
+        f" method{sorted_by}. A dot far below the others is a class on which a method is"
+        f" much worse.{bars}",
         alt=f"Dot plot of the accuracy of every class after the last recorded round. {details}.",
     )
 

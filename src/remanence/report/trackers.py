@@ -51,7 +51,7 @@ class Scalar:
 
 
 def export_scalars(results: Sequence[Run | Comparison], out: Path, kind: str) -> list[Path]:
-    """Write runs, and all runs of comparisons, for a tracker into a folder; return what was written."""
+    """Write runs, and all runs of comparisons, for a tracker into a folder; return the files."""
     if kind not in TRACKERS:
         raise unknown("format", kind, TRACKERS)
     runs = [
@@ -240,5 +240,5 @@ def _total(run: Run) -> float:
 
 
 def _started(run: Run) -> float:
-    """When the run started: the time of the last recorded line, minus the duration of all rounds."""
+    """When the run started: when the last line was written, minus the time of all rounds."""
     return (run.folder / METRICS).stat().st_mtime - _total(run)
