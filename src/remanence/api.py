@@ -71,7 +71,7 @@ def run(
         _output_folder(out),
         overwrite=overwrite,
         progress=make_progress(quiet),
-        deadline=TimeLimit(time_limit),
+        time_limit=TimeLimit(time_limit),
         **objects,
     )
 
@@ -126,7 +126,7 @@ def compare(
         select=select,
         overwrite=overwrite,
         progress=make_progress(quiet),
-        deadline=TimeLimit(time_limit),
+        time_limit=TimeLimit(time_limit),
         batch_runs=batch_runs,
         module=objects["module"],
         source=objects["source"],
@@ -161,7 +161,7 @@ def resume(
     """
     found = load_trusted(folder, allow_code)
     objects, _ = _objects(method, model, data)
-    progress, deadline = make_progress(quiet), TimeLimit(time_limit)
+    progress, limit = make_progress(quiet), TimeLimit(time_limit)
     if isinstance(found, Comparison):
         if unknown := sorted(set(found.plan.get("engine", {})) - set(EngineChoice._fields)):
             raise InputError(
@@ -174,8 +174,8 @@ def resume(
                 f" those in {found.folder / 'runs'}"
             )
         objects.pop("method")
-        return resume_comparison(found.folder, progress=progress, deadline=deadline, **objects)
-    return resume_run(found.folder, rounds=rounds, progress=progress, deadline=deadline, **objects)
+        return resume_comparison(found.folder, progress=progress, time_limit=limit, **objects)
+    return resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
 
 
 def load_trusted(folder: str | Path, allow_code: bool) -> Run | Comparison:

@@ -61,7 +61,9 @@ def test_a_stopped_result_goes_on_at_its_round(tmp_path: Path) -> None:
 
     whole = reproduce("wsm/table-3.3", tmp_path / "whole", scale="smoke", report=False)
     with pytest.raises(Stopped, match="go on with the same command") as stop:
-        reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", deadline=Now(1.0), report=False)
+        reproduce(
+            "wsm/table-3.3", tmp_path / "cut", scale="smoke", time_limit=Now(1.0), report=False
+        )
     assert stop.value.exit_code == OUT_OF_TIME
     assert "1 of 1 runs not finished" in (tmp_path / "cut" / PAGE).read_text()
     assert json.loads((tmp_path / "cut" / OUTCOME).read_text())["runs"] == 0

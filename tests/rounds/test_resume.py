@@ -202,12 +202,12 @@ def test_a_time_limit_saves_and_every_session_gets_somewhere(
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Stopped, match="time is up after round 1 of 12") as stop:
-        start_run(small_spec(), folder, module=seeded_net(), deadline=TimeLimit(0.0))
+        start_run(small_spec(), folder, module=seeded_net(), time_limit=TimeLimit(0.0))
     assert stop.value.exit_code == OUT_OF_TIME
     for session in range(2, ROUNDS):
         with pytest.raises(Stopped, match=f"after round {session} "):
-            resume_run(folder, module=seeded_net(), deadline=TimeLimit(0.0))
-    resume_run(folder, module=seeded_net(), deadline=TimeLimit(0.0))
+            resume_run(folder, module=seeded_net(), time_limit=TimeLimit(0.0))
+    resume_run(folder, module=seeded_net(), time_limit=TimeLimit(0.0))
     assert contents(folder) == straight
 
 

@@ -102,7 +102,7 @@ def reproduce(
         **options,
         batch_runs=batch_runs,
         progress=make_progress(quiet or as_json),
-        deadline=TimeLimit(time_limit),
+        time_limit=TimeLimit(time_limit),
     )
     if as_json:
         print((out / "outcome.json").read_text())

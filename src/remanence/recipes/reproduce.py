@@ -116,7 +116,7 @@ def reproduce(
     changes: Mapping[str, Any] | None = None,
     data_dir: str = "",
     progress: Progress | None = None,
-    deadline: TimeLimit | None = None,
+    time_limit: TimeLimit | None = None,
     batch_runs: int = 0,
     report: bool = True,
 ) -> ResultOutcome:
@@ -127,7 +127,7 @@ def reproduce(
         name: The recipe, with options as in `plan_result`.
         out: The output folder.
         progress: Reports progress. Default: none.
-        deadline: The time limit of the runs.
+        time_limit: The time limit of the runs.
         batch_runs: Maximum number of runs trained as one batch. 0: as many as fit.
         report: Also write the report and the figure.
     """
@@ -148,7 +148,7 @@ def reproduce(
                 {},
                 "the same command",
                 progress=progress or NullProgress(),
-                deadline=deadline or TimeLimit(None),
+                time_limit=time_limit or TimeLimit(None),
                 batch_runs=batch_runs,
             )
         except Stopped:

@@ -52,7 +52,7 @@ def start_run(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
-    deadline: TimeLimit | None = None,
+    time_limit: TimeLimit | None = None,
     title: str = "",
     choice: EngineChoice | None = None,
     engine_for: EngineFor | None = None,
@@ -67,7 +67,7 @@ def start_run(
         out: The run folder.
         overwrite: Replace a run in this folder.
         progress: Shows rounds and messages; None: nothing is shown.
-        deadline: When to stop and save.
+        time_limit: When to stop and save.
         title: Of the progress; by default the method.
         choice: An engine chosen before, where the settings leave it open.
         engine_for: Makes the engine; by default the run has one of its own.
@@ -84,7 +84,7 @@ def start_run(
     create_output_dir(out, overwrite, (SPEC, COMPARISON))
     with translate_disk_errors(out), lock(out):
         _write_experiment(out, experiment, experiment.metadata | privacy_metadata(experiment))
-        return train(experiment, out, progress, deadline or TimeLimit(None), title, engine_for)
+        return train(experiment, out, progress, time_limit or TimeLimit(None), title, engine_for)
 
 
 @preserve_process_state()
@@ -93,7 +93,7 @@ def resume_run(
     *,
     rounds: int | None = None,
     progress: Progress | None = None,
-    deadline: TimeLimit | None = None,
+    time_limit: TimeLimit | None = None,
     title: str = "",
     engine_for: EngineFor | None = None,
     method: Method | Part | None = None,
@@ -107,7 +107,7 @@ def resume_run(
         rounds: Extend the run to this number of rounds.
         progress: As in `start_run`, and so are the others. Objects that the run was started with
             must be given again.
-        deadline: When to stop and save.
+        time_limit: When to stop and save.
         title: Of the progress.
         engine_for: Makes the engine.
         method: The run's own method.
@@ -128,7 +128,7 @@ def resume_run(
             experiment,
             folder,
             progress or NullProgress(),
-            deadline or TimeLimit(None),
+            time_limit or TimeLimit(None),
             title,
             engine_for,
         )
@@ -173,7 +173,7 @@ def train(
     experiment: BuiltExperiment,
     folder: Path,
     progress: Progress,
-    deadline: TimeLimit,
+    time_limit: TimeLimit,
     title: str = "",
     engine_for: EngineFor | None = None,
 ) -> Run:
@@ -197,7 +197,7 @@ def train(
         loop = TrainingLoop(experiment, folder, engine, round, store, state, progress)
         progress.start(title or config.method, state.round, loop.last)
         stack.callback(progress.finish)
-        loop.run(deadline)
+        loop.run(time_limit)
     return Run(folder)
 
 
@@ -221,15 +221,15 @@ class TrainingLoop:
         self.last = last_round(self.guarantees, self.config.total_rounds)
         self.degraded_reason = ""
 
-    def run(self, deadline: TimeLimit) -> None:
-        """Run rounds until the last one, the deadline or an interrupt."""
+    def run(self, time_limit: TimeLimit) -> None:
+        """Run rounds until the last one, the time limit or an interrupt."""
         self._log_privacy_budget()
         try:
             # the first state too: a model given as an object need not be the same when the run is
             # resumed
             self.save()
             with sigterm_as_interrupt():
-                self._run_rounds(deadline)
+                self._run_rounds(time_limit)
         except KeyboardInterrupt as stop:
             self.save()
             raise Stopped(
@@ -254,10 +254,10 @@ class TrainingLoop:
         self.round.writer.sync()
         self.store.save(self.state)
 
-    def _run_rounds(self, deadline: TimeLimit) -> None:
+    def _run_rounds(self, time_limit: TimeLimit) -> None:
         saved = time.monotonic()
         while self.state.round < self.last:
-            if deadline.passed():
+            if time_limit.passed():
                 self.save()
                 raise Stopped(
                     f"time is up after round {self.state.round} of {self.config.total_rounds}: go"
@@ -266,7 +266,7 @@ class TrainingLoop:
                 )
             self.state, line = self.round.run(self.state)
             self._log_degraded()
-            deadline.rounds += 1
+            time_limit.rounds += 1
             self.progress.round(line)
             due = time.monotonic() - saved >= self.config.checkpoint.seconds
             if due or self.state.round == self.last:

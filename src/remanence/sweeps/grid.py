@@ -97,7 +97,7 @@ def start_comparison(
     select: str = "last",
     overwrite: bool = False,
     progress: Progress,
-    deadline: TimeLimit,
+    time_limit: TimeLimit,
     batch_runs: int = 0,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
@@ -120,7 +120,7 @@ def start_comparison(
     create_output_dir(out, overwrite, (SPEC, COMPARISON))
     with translate_disk_errors(out), lock(out):
         write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
-        _run_grid(cells, out, choice, progress, deadline, batch_runs, module, source)
+        _run_grid(cells, out, choice, progress, time_limit, batch_runs, module, source)
     return Comparison(out)
 
 
@@ -129,7 +129,7 @@ def resume_comparison(
     folder: Path,
     *,
     progress: Progress,
-    deadline: TimeLimit,
+    time_limit: TimeLimit,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
@@ -151,7 +151,7 @@ def resume_comparison(
             folder,
             EngineChoice(**plan["engine"]),
             progress,
-            deadline,
+            time_limit,
             int(plan.get("batch_runs", 0)),
             module,
             source,
@@ -164,7 +164,7 @@ def _run_grid(
     out: Path,
     choice: EngineChoice,
     progress: Progress,
-    deadline: TimeLimit,
+    time_limit: TimeLimit,
     batch_runs: int,
     module: nn.Module | None,
     source: ArrayDataset | None,
@@ -184,7 +184,7 @@ def _run_grid(
         {"": choice},
         go_on_with,
         progress=progress,
-        deadline=deadline,
+        time_limit=time_limit,
         batch_runs=batch_runs,
         module=module,
         source=source,

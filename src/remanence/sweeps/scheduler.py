@@ -52,7 +52,7 @@ def run_all(
     go_on_with: str,
     *,
     progress: Progress,
-    deadline: TimeLimit,
+    time_limit: TimeLimit,
     batch_runs: int = 0,
     **objects: Any,
 ) -> None:
@@ -63,7 +63,7 @@ def run_all(
         choices: Engines by task; a missing one is chosen and added.
         go_on_with: The command that resumes them, for the message of a run that is stopped.
         progress: Prints.
-        deadline: The time limit.
+        time_limit: The time limit.
         batch_runs: The most runs in one stack; 0: as many as fit.
         objects: Model and data that were given as objects.
     """
@@ -74,9 +74,9 @@ def run_all(
         group = _group_compatible(runs, choice, batch_runs)
         try:
             if len(group) == 1:
-                _run_one(first, choice, deadline, progress=progress, **objects)
+                _run_one(first, choice, time_limit, progress=progress, **objects)
             else:
-                _run_batched(group, choice, progress, deadline, objects)
+                _run_batched(group, choice, progress, time_limit, objects)
         except Stopped as stop:
             raise Stopped(
                 f"stopped in {_name(group)}, all saved: go on with {go_on_with}", stop.exit_code
@@ -117,15 +117,15 @@ def max_runs_per_stack(spec: Experiment) -> int:
     )
 
 
-def _run_one(run: QueuedRun, choice: EngineChoice, deadline: TimeLimit, **given: Any) -> Run:
+def _run_one(run: QueuedRun, choice: EngineChoice, time_limit: TimeLimit, **given: Any) -> Run:
     if run.started:
-        return resume_run(run.folder, deadline=deadline, title=run.title, **given)
+        return resume_run(run.folder, time_limit=time_limit, title=run.title, **given)
     return start_run(
         run.spec,
         run.folder,
         overwrite=True,
         choice=choice,
-        deadline=deadline,
+        time_limit=time_limit,
         title=run.title,
         **given,
     )
@@ -135,18 +135,20 @@ def _run_batched(
     group: Sequence[QueuedRun],
     choice: EngineChoice,
     progress: Progress,
-    deadline: TimeLimit,
+    time_limit: TimeLimit,
     objects: dict[str, Any],
 ) -> None:
     batcher, shared = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
     given = objects | {"engine_for": batcher.attach}
     ends = batcher.run(
         [
-            partial(_run_one, run, choice, deadline.copy_for(), progress=shared.for_run(), **given)
+            partial(
+                _run_one, run, choice, time_limit.copy_for(), progress=shared.for_run(), **given
+            )
             for run in group
         ]
     )
-    deadline.rounds += 1  # time has passed: the next runs check what is left
+    time_limit.rounds += 1  # time has passed: the next runs check what is left
     errors = [end for end in ends if isinstance(end, BaseException)]
     # a failure comes before the runs that were stopped because of it
     for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
