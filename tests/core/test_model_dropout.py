@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from remanence.core import rng
-from remanence.core.model import KeyedDropout, Model, functionalize
+from remanence.core.model import Model, functionalize
+from remanence.core.model_layers import KeyedDropout
 from remanence.core.rng import Key
 
 CLASSES = 3

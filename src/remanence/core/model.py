@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,38 +18,22 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from remanence.core import rng
 from remanence.core.errors import InputError
 from remanence.core.memory_format import ViewAsReshape, depends_on_layout
+from remanence.core.model_layers import (
+    KEY,
+    BatchNorms,
+    depends_on_batch,
+    find_head,
+    freeze_statistics,
+    layers_from_output,
+    make_dropout_keyed,
+    norm_params,
+    norms_in_fp32,
+)
 from remanence.core.pytree import SEPARATOR, Params
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Output
-
-BatchNorms = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-InstanceNorms = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-Norms = (*BatchNorms, *InstanceNorms, nn.GroupNorm, nn.LayerNorm)
-Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-KEY = "dropout_key"  # the buffer through which a keyed dropout receives its randomness
-
-
-class KeyedDropout(nn.Module):
-    """Dropout whose mask is a function of a key: the same on every engine, and on resume."""
-
-    def __init__(self, p: float, whole_channels: bool, index: int):
-        super().__init__()
-        self.p, self.whole_channels, self.index = p, whole_channels, index
-        self.register_buffer(KEY, torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self.whole_channels else x.shape
-        key = rng.fold_in(rng.fold_in(self.get_buffer(KEY), "dropout"), self.index)
-        # in bf16 other numbers would come
-        draw = rng.uniform(key, shape, torch.promote_types(x.dtype, torch.float32))
-        # at p = 1 nothing is kept, and an infinite factor would leave NaN in the gradient
-        kept = 1 / (1 - self.p) if self.p < 1 else 0.0
-        return torch.where(draw < self.p, torch.zeros_like(x), x * kept)
 
 
 @dataclass(frozen=True)
@@ -183,35 +167,16 @@ def functionalize(
     if autocast is not None:
         norms_in_fp32(template, autocast)
     if freeze_buffers:
-        for layer in template.modules():
-            if isinstance(layer, (*BatchNorms, *InstanceNorms)) and layer.track_running_stats:
-                layer.eval()
-                layer.train = lambda mode=True, layer=layer: layer  # type: ignore[method-assign]
+        freeze_statistics(template)
     params = {name: p.detach().clone() for name, p in template.named_parameters()}
     names = {id(p): name for name, p in template.named_parameters()}  # a tied weight has one name
-    for kind, name in [("parameter", name) for name in params] + [
-        ("buffer", name) for name, _ in template.named_buffers()
-    ]:
-        if SEPARATOR in name:
-            raise InputError(
-                f"{kind} {name} has a {SEPARATOR} in its name, which separates levels in our"
-                " files: rename that module"
-            )
-    if not params:
-        raise InputError("the model has no parameters: there is nothing to train")
+    _check_names(template)
     dropout_keys = tuple(name for name, _ in template.named_buffers() if name.split(".")[-1] == KEY)
     buffers = {
         name: b.detach().clone() for name, b in template.named_buffers() if name not in dropout_keys
     }
     template.requires_grad_(False)
-    head_path = _find_head(template, classes)
-    layers = tuple(_layers_from_output(template, names))
-    norms = [
-        names[id(p)]
-        for m in template.modules()
-        if isinstance(m, Norms)
-        for p in m.parameters(recurse=False)
-    ]
+    head_path = find_head(template, classes)
     predict = copy.deepcopy(template).eval()
     model = Model(
         source_module=origin,
@@ -223,8 +188,8 @@ def functionalize(
         head=()
         if head_path is None
         else tuple(names[id(p)] for p in template.get_submodule(head_path).parameters()),
-        layers=layers,
-        norms=tuple(norms),
+        layers=tuple(layers_from_output(template, names)),
+        norms=norm_params(template, names),
         fixed=fixed,
         dropout_keys=dropout_keys,
         autocast=autocast,
@@ -236,6 +201,20 @@ def functionalize(
         model,
         uses_view=depends_on_layout(partial(model.predict, model.initial), example.to(device)),
     )
+
+
+def _check_names(template: nn.Module) -> None:
+    params = [name for name, _ in template.named_parameters()]
+    for kind, name in [("parameter", name) for name in params] + [
+        ("buffer", name) for name, _ in template.named_buffers()
+    ]:
+        if SEPARATOR in name:
+            raise InputError(
+                f"{kind} {name} has a {SEPARATOR} in its name, which separates levels in our"
+                " files: rename that module"
+            )
+    if not params:
+        raise InputError("the model has no parameters: there is nothing to train")
 
 
 def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> None:
@@ -337,54 +316,12 @@ def _reject_impure(name: str, layer: nn.Module) -> None:
         )
 
 
-def make_dropout_keyed(module: nn.Module) -> None:
-    """Replace every dropout below by one that draws from keys."""
-    index = 0
-    for parent in list(module.modules()):
-        # named_children leaves out a module that stands at two places
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, Dropouts):
-                setattr(
-                    parent, name, KeyedDropout(child.p, not isinstance(child, nn.Dropout), index)
-                )
-                index += 1
-
-
-def norms_in_fp32(module: nn.Module, lower: torch.dtype) -> None:
-    """Let batch and instance norms below compute in float32 and answer in the lower precision:
-    so they do of themselves, but not mapped over a stack.
-    """
-    for layer in module.modules():
-        if isinstance(layer, (*BatchNorms, *InstanceNorms)):
-            layer.register_forward_pre_hook(_raise_precision)
-            layer.register_forward_hook(partial(_lower_precision, lower))
-
-
 def _autocast_vmap_workaround(compute: Callable[[], Output]) -> Output:
     """Mapped over a stack, autocast leaves convolutions and linear layers as they are, unless
     something is differentiated: so something is, on which nothing depends.
     """
     answer: Output = vjp(lambda _: compute(), torch.zeros(()))[0]
     return answer
-
-
-def _raise_precision(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return tuple(x.float() for x in inputs)
-
-
-def _lower_precision(
-    lower: torch.dtype, _: nn.Module, inputs: tuple[Tensor, ...], answer: Tensor
-) -> Tensor:
-    return answer.to(lower)
-
-
-def depends_on_batch(layer: nn.Module) -> bool:
-    """Does what this layer makes of a row depend on the other rows, or on how many batches it
-    has seen?
-    """
-    if isinstance(layer, BatchNorms):
-        return layer.training or not layer.track_running_stats
-    return isinstance(layer, InstanceNorms) and layer.training and layer.track_running_stats
 
 
 def _has_tied_weights(module: nn.Module) -> bool:
@@ -394,46 +331,3 @@ def _has_tied_weights(module: nn.Module) -> bool:
         *module.named_buffers(remove_duplicate=False),
     ]
     return len(places) > len({id(tensor) for _, tensor in places})
-
-
-def _find_head(module: nn.Module, classes: int) -> str | None:
-    """The classifier: an attribute named head, else the last linear layer with one output a
-    class, which may be the whole network.
-    """
-    if isinstance(getattr(module, "head", None), nn.Module):
-        return "head"
-    linear = [
-        name
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) and layer.out_features == classes
-    ]
-    return linear[-1] if linear else None
-
-
-def _layers_from_output(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, ...]]:
-    """Last layer first; a tied weight belongs to the one nearer to the output."""
-    seen: set[str] = set()
-    for layer in reversed(list(_parameter_layers(module, names))):
-        new = tuple(name for name in layer if name not in seen)
-        seen.update(new)
-        if new:
-            yield new
-
-
-def _parameter_layers(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, ...]]:
-    """Layers with weights, in order; a normalization belongs to the layer it follows, so that
-    depth counts what people call layers.
-    """
-    current: list[str] = []
-    for layer in module.modules():
-        mine = [names[id(p)] for p in layer.parameters(recurse=False)]
-        if not mine:
-            continue
-        if isinstance(layer, Norms) and current:
-            current += mine
-            continue
-        if current:
-            yield tuple(current)
-        current = mine
-    if current:
-        yield tuple(current)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from remanence.core.errors import first_line
 from remanence.core.memory_format import to_channels_last
-from remanence.core.model import Model, depends_on_batch
+from remanence.core.model import Model
+from remanence.core.model_layers import depends_on_batch
 from remanence.core.types import ModelState, Output
 from remanence.engines.memory import is_out_of_memory
 from remanence.kernels.compile import compile_graph

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from remanence.core.model import BatchNorms, FeatureHook, InstanceNorms, KeyedDropout, Model
+from remanence.core.model import FeatureHook, Model
+from remanence.core.model_layers import BatchNorms, InstanceNorms, KeyedDropout
 from remanence.core.pytree import Params
 from remanence.core.types import ModelState
 from remanence.data.batches import Examples

@@ -11,6 +11,8 @@ algorithm 1.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -52,7 +54,7 @@ def feddf(
     check_range(lr > 0, "feddf", "lr", "above 0", lr)
     check_range(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
 
-    tools = adam(lr=lr)
+    server_optimizer = adam(lr=lr)
 
     def learn_from_ensemble(
         merged: ModelState,
@@ -70,28 +72,30 @@ def feddf(
             given,
             steps=steps,
             batch=batch,
-            optimizer=tools,
+            optimizer=server_optimizer,
             cosine=True,
             validation=validation,
             patience=patience,
         )
 
-    def check(optimizer: Optimizer, info: TaskInfo) -> None:
-        held = round(validation * info.public_size)
-        if validation and not 0 < held < info.public_size:
-            raise InputError(
-                f"feddf: validation={validation} keeps {held} of the {info.public_size} rows"
-                " of the public set, and both sides need one:"
-                " add rows (data.public), or use validation=0"
-            )
-
     return Part(
         "feddf",
         static=("steps", "patience", "lr", "batch", "validation"),
         server_train=learn_from_ensemble,
-        validate=check,
+        validate=functools.partial(check_split, validation),
         needs_public_data=True,
     )
+
+
+def check_split(validation: float, optimizer: Optimizer, info: TaskInfo) -> None:
+    """Refuse a share that leaves no example for training or for validation."""
+    held = round(validation * info.public_size)
+    if validation and not 0 < held < info.public_size:
+        raise InputError(
+            f"feddf: validation={validation} keeps {held} of the {info.public_size} rows"
+            " of the public set, and both sides need one:"
+            " add rows (data.public), or use validation=0"
+        )
 
 
 def ensemble_loss(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:

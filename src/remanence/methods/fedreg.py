@@ -13,6 +13,8 @@ federated learning with alleviated forgetting in local training", ICLR 2022.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -82,13 +84,7 @@ def fedreg(
             ops.grad(between, pseudo._replace(y=remembered)),
             ops.grad(between, perturbed),
         )
-        result: Params = g
-        for opposed in pseudo_gradients:
-            against = pytree.dot(g, opposed).clamp(max=0) / pytree.squared_norm(opposed).clamp(
-                min=FLOOR
-            )
-            result = pytree.axpy(-against, opposed, result)
-        return result
+        return remove_opposed(g, pseudo_gradients)
 
     return Part(
         "fedreg",
@@ -98,6 +94,17 @@ def fedreg(
         client_weights=uniform_weights,
         modify_model=reject_tokens,
     )
+
+
+def remove_opposed(g: Params, pseudo_gradients: Sequence[Params]) -> Params:
+    """The gradient without its components that oppose the pseudo gradients."""
+    result: Params = g
+    for opposed in pseudo_gradients:
+        against = pytree.dot(g, opposed).clamp(max=0) / pytree.squared_norm(opposed).clamp(
+            min=FLOOR
+        )
+        result = pytree.axpy(-against, opposed, result)
+    return result
 
 
 def sign_ascent(params: Params, batch: Batch, size: Tensor, ops: ClientOps) -> Batch:

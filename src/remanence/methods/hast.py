@@ -17,6 +17,7 @@ algorithm 4, whose lines have no numbers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -40,6 +41,20 @@ from remanence.methods.dac import check_tau
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity
 from remanence.peers.peer_sampling import sample_uniform, sample_weighted
+
+ADDRESSES = (
+    Remedy(MIXING, "averages the classifier only with those alike, where mixing loses"),
+    Remedy(
+        DRIFT,
+        "needs no server: clients share the whole model with anybody and the"
+        " classifier with those alike",
+        rank=1,
+    ),
+    Remedy(
+        PEER_DRIFT,
+        "shares features with anybody, so that a client that changes cluster keeps them",
+    ),
+)
 
 
 @part
@@ -89,33 +104,12 @@ def hast(
             "met": similarity.mark_met(known["met"], alike)
         }
 
-    def fine_tune(phase: Phase) -> tuple[Phase, ...]:
-        if depth == 0 or finetune_epochs == 0:
-            return (phase,)
-        return phase, Phase(
-            epochs=finetune_epochs,
-            trainable=lambda info, names: classifier(info, depth),
-            accept=validation_improves,
-        )
-
     return Part(
         "hast",
         hyper={"tau": tau},
         static=("peers", "depth", "finetune_epochs", "fresh"),
-        addresses=(
-            Remedy(MIXING, "averages the classifier only with those alike, where mixing loses"),
-            Remedy(
-                DRIFT,
-                "needs no server: clients share the whole model with anybody and the"
-                " classifier with those alike",
-                rank=1,
-            ),
-            Remedy(
-                PEER_DRIFT,
-                "shares features with anybody, so that a client that changes cluster keeps them",
-            ),
-        ),
-        phases=fine_tune,
+        addresses=ADDRESSES,
+        phases=functools.partial(fine_tune, depth, finetune_epochs),
         peers=PeerSelection(
             similarity.init_similarity,
             probe,
@@ -124,6 +118,17 @@ def hast(
             similarity="similarity",
         ),
         payload_description=f"{MODELS}, with its table of similarities",
+    )
+
+
+def fine_tune(depth: int, finetune_epochs: int, phase: Phase) -> tuple[Phase, ...]:
+    """The experiment's phase, then one that trains the classifier alone."""
+    if depth == 0 or finetune_epochs == 0:
+        return (phase,)
+    return phase, Phase(
+        epochs=finetune_epochs,
+        trainable=lambda info, names: classifier(info, depth),
+        accept=validation_improves,
     )
 
 

@@ -12,6 +12,8 @@ from the experiment's seed: the model is what a private run would give, but the 
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -54,20 +56,7 @@ def dp(
     delta: at which epsilon is reported, well below 1 / clients. quantile: of the moves, to which the
     clip adapts. budget: an epsilon at which the run stops before it is passed; 0: no limit.
     """
-    check_range(clip > 0, NAME, "clip", "above 0", clip)
-    check_range(noise >= 0, NAME, "noise", "of at least 0", noise)
-    check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
-    check_range(0 < quantile < 1, NAME, "quantile", "between 0 and 1", quantile)
-    check_range(budget >= 0, NAME, "budget", "of at least 0", budget)
-    if not isinstance(adaptive, bool):
-        raise InputError(f"dp: adaptive must be true or false, not {adaptive!r}")
-    if budget and not noise:
-        raise InputError(
-            f"dp: a budget of {budget:g} cannot be kept without noise: give noise, such as"
-            " noise=1, or leave the budget out"
-        )
-    if budget:
-        require_accounting()
+    check_arguments(clip, noise, delta, adaptive, quantile, budget)
 
     def limit(srv: ServerContext) -> Tensor:
         return srv.state["clip"] if adaptive else srv.hyper["clip"]
@@ -90,16 +79,6 @@ def dp(
             for name, move in total["mean"].items()
         }
 
-    def follow_quantile(replies: Reply, srv: ServerContext) -> Tree:
-        inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
-        k = srv.info.expected_cohort or replies.num_clients
-        # their share; where nobody may learn how many came, of those expected
-        within = 0.5 + (inside.double() - 0.5).sum() / k
-        share = within + split_noise(noise, k)[1] * draw_noise(srv, "share", within)
-        return {
-            "clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])
-        }
-
     def first_clip(start: ModelState, info: TaskInfo) -> Tree:
         return {"clip": torch.tensor(clip, dtype=torch.float64).to(info.dtype)}
 
@@ -109,20 +88,41 @@ def dp(
         client_weights=uniform_weights,
         aggregate=Aggregate(clip_and_sum, add_noise, is_decomposable=True),
         server_state=first_clip if adaptive else None,
-        update_server_state=follow_quantile if adaptive else None,
+        update_server_state=functools.partial(follow_quantile, noise, quantile)
+        if adaptive
+        else None,
         static=("noise", "delta", "adaptive", "quantile", "budget"),
-        mechanisms=(
-            Mechanism(
-                CLIENT,
-                covers=MODEL,
-                drawn_at=SERVER,
-                noise=noise,
-                spent=EACH_ROUND,
-                delta=delta,
-                budget=budget,
-            ),
-        ),
+        mechanisms=(Mechanism(CLIENT, MODEL, SERVER, noise, EACH_ROUND, 1, delta, budget),),
     )
+
+
+def check_arguments(
+    clip: float, noise: float, delta: float, adaptive: bool, quantile: float, budget: float
+) -> None:
+    check_range(clip > 0, NAME, "clip", "above 0", clip)
+    check_range(noise >= 0, NAME, "noise", "of at least 0", noise)
+    check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
+    check_range(0 < quantile < 1, NAME, "quantile", "between 0 and 1", quantile)
+    check_range(budget >= 0, NAME, "budget", "of at least 0", budget)
+    if not isinstance(adaptive, bool):
+        raise InputError(f"dp: adaptive must be true or false, not {adaptive!r}")
+    if budget and not noise:
+        raise InputError(
+            f"dp: a budget of {budget:g} cannot be kept without noise: give noise, such as"
+            " noise=1, or leave the budget out"
+        )
+    if budget:
+        require_accounting()
+
+
+def follow_quantile(noise: float, quantile: float, replies: Reply, srv: ServerContext) -> Tree:
+    """The clip moves towards the quantile of the updates' norms."""
+    inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
+    k = srv.info.expected_cohort or replies.num_clients
+    # their share; where nobody may learn how many came, of those expected
+    within = 0.5 + (inside.double() - 0.5).sum() / k
+    share = within + split_noise(noise, k)[1] * draw_noise(srv, "share", within)
+    return {"clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])}
 
 
 def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
