@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -73,7 +74,7 @@ def capture(
             compute()
     current.wait_stream(warmup)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool), cudnn_benchmark():
+    with garbage_collection_off(), torch.cuda.graph(graph, pool=pool), cudnn_benchmark():
         take()
 
     # the default argument keeps the tensors alive that the graph reads
@@ -81,6 +82,20 @@ def capture(
         graph.replay()
 
     return replay
+
+
+@contextlib.contextmanager
+def garbage_collection_off() -> Iterator[None]:
+    """Hold back Python's garbage collector: an earlier graph that it frees during a capture resets
+    itself, which CUDA forbids while a stream is captured.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager
