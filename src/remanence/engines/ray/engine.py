@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.core import pytree
-from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
-from remanence.core.types import ClientStats, ModelState, Reply
+from remanence.core.types import ModelState, Reply
 from remanence.engines import client_plan, evaluation
 from remanence.engines.base import BaseEngine
 from remanence.engines.ray.checks import check_ray
@@ -32,6 +31,7 @@ from remanence.engines.ray.model_store import ModelStore
 from remanence.engines.ray.partial_sums import RemoteReplies
 from remanence.engines.ray.pool import ActorPool, ActorRequest, acquire_pool, release_pool
 from remanence.engines.ray.serialization import ByteCounter, TorchSettings, pack, send_task, unpack
+from remanence.engines.ray.work_parts import balance, join_pairs, split_evenly, subset_work
 from remanence.engines.ray.worker import InnerEngine, TaskRef, Worker, choose_inner
 from remanence.engines.vectorized import MAX_STACK
 from remanence.training.server_step import aggregator_of
@@ -115,7 +115,7 @@ class RayEngine(BaseEngine):
             for places in slices
         ]
         requests = [
-            (shared_args, pack(_subset_work(work, places)), some)
+            (shared_args, pack(subset_work(work, places)), some)
             for places, some in zip(slices, models, strict=True)
         ]
         if not self.keeps_models:
@@ -131,7 +131,9 @@ class RayEngine(BaseEngine):
     ) -> ConfusionCounts:
         pool, count = self.assemble(), models.num_models
         if count >= len(pool.slots):  # a model or more for each worker
-            picked = [self.store.pick(models, part) for part in _split(count, len(pool.slots))]
+            picked = [
+                self.store.pick(models, part) for part in split_evenly(count, len(pool.slots))
+            ]
             counts: list[ConfusionCounts] = self._ask(
                 "score", [(part, split, owners, time_step) for part in picked]
             )
@@ -142,7 +144,7 @@ class RayEngine(BaseEngine):
         ids, groups, count = evaluation.eval_rows(self.task, split, owners, time_step)
         packed, rows, group = self._put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
         # one request, even without examples
-        parts = _split(len(rows), len(pool.slots)) or [np.empty(0, dtype=np.int64)]
+        parts = split_evenly(len(rows), len(pool.slots)) or [np.empty(0, dtype=np.int64)]
         counts = self._ask(
             "score_rows", [(packed, split, rows[part], group[part], count) for part in parts]
         )
@@ -179,7 +181,7 @@ class RayEngine(BaseEngine):
         pool, count, rows = self.assemble(), models.num_models, ids.cpu().numpy()
         # a model or more for each worker; else all models, and some of the examples
         by_models = count >= len(pool.slots)
-        parts = _split(count if by_models else len(rows), len(pool.slots))
+        parts = split_evenly(count if by_models else len(rows), len(pool.slots))
         all_models = np.arange(count)
         requests = [
             (self.store.pick(models, part), rows)
@@ -283,70 +285,3 @@ class RayEngine(BaseEngine):
 
         self.traffic.count(down=packed)
         return ray.put(packed)
-
-
-def balance(work: np.ndarray, workers: int) -> list[np.ndarray]:
-    """Indices 0 .. n-1 in at most `workers` parts of about equal work, the largest part first.
-
-    The largest item goes to the part with the least work.
-
-    >>> [places.tolist() for places in balance(np.array([1, 5, 2, 2, 1]), 2)]
-    [[1, 4], [0, 2, 3]]
-    """
-    slices: list[list[int]] = [[] for _ in range(max(1, min(workers, len(work))))]
-    loads = np.zeros(len(slices))
-    for place in np.argsort(-work, kind="stable").tolist():
-        least = int(np.argmin(loads))
-        slices[least].append(place)
-        loads[least] += max(int(work[place]), 1)  # an item without work still takes time
-    return [
-        np.sort(np.array(slices[number], dtype=np.int64))
-        for number in np.argsort(-loads, kind="stable")
-        if slices[number]
-    ]
-
-
-def join_pairs(counts: list[PairCounts], parts: list[np.ndarray]) -> PairCounts:
-    """Counts of parts of the pairs as counts of all pairs, in their order."""
-    back = torch.from_numpy(np.argsort(np.concatenate(parts), kind="stable"))
-    confusion, loss = (
-        torch.cat([each.confusion for each in counts])[back],
-        torch.cat([each.loss for each in counts])[back],
-    )
-    results = [each.examples for each in counts]
-    if results[0] is None:
-        return PairCounts(confusion, loss)
-    pair = np.concatenate(
-        [
-            part[result.pair]
-            for part, result in zip(parts, results, strict=True)
-            if result is not None
-        ]
-    )
-    ids, right, margin = (
-        np.concatenate([result[column] for result in results if result is not None])
-        for column in (1, 2, 3)
-    )
-    order = np.lexsort((ids, pair))
-    return PairCounts(
-        confusion, loss, ExampleResults(pair[order], ids[order], right[order], margin[order])
-    )
-
-
-def _split(count: int, num_parts: int) -> list[np.ndarray]:
-    """Consecutive indices, in parts that are not empty."""
-    return [part for part in np.array_split(np.arange(count), num_parts) if len(part)]
-
-
-def _subset_work(work: ClientWork, places: np.ndarray) -> Any:
-    """The work of some clients; the model and the broadcast are in the store."""
-    index = torch.from_numpy(places)
-    stats = ClientStats(*(value[index] for value in work.stats))
-    whole: Any = work
-    return whole._replace(
-        clients=work.clients[places],
-        start=None,
-        broadcast={},
-        client_state=pytree.take(work.client_state, index),
-        stats=stats,
-    )
