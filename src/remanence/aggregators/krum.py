@@ -2,7 +2,7 @@
 
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries: Byzantine tolerant
 gradient descent", NeurIPS 2017. Whole models are chosen or left out, so a client whose data differ
-from the others' is easily taken for a hostile one: look at the rare classes.
+from the others' is easily taken for a hostile one: compare the rare classes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def finalize_sum(total: Tree, srv: ServerContext) -> Params:
 
 
 def apply_delta(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
-    """The step as it is: names that nobody sent stay where they are."""
+    """The step as it is: parameters that no client sent stay where they are."""
     return params | pytree.add(delta, params), srv.state
 
 

@@ -1,8 +1,8 @@
 """Aggregators that promise something: how many replies the promise takes, and what happens where
 there are fewer.
 
-A robust aggregator that quietly becomes weaker when clients fall away protects nobody. So each
-knows the least number of replies for which it holds: an experiment that can never reach it is
+A robust aggregator that becomes weaker when clients drop out protects no one. So each knows the
+least number of replies for which it holds: an experiment that can never reach it is
 refused before it starts, and a round that does not is abandoned.
 """
 
@@ -77,7 +77,7 @@ def minimum_of(method: ComposedMethod) -> MinimumReplies | None:
 
 
 def check_cohort(method: ComposedMethod, clients: int) -> None:
-    """Refuse a method whose aggregator cannot keep its promise with so many clients in a round,
+    """Refuse a method whose aggregator cannot keep its promise with this number of clients in a round,
     or that would ignore another part's weights.
     """
     guarded, weighs = minimum_of(method), method.part_filling("client_weights")

@@ -1,4 +1,4 @@
-"""Norm clipping: nobody moves the model further than a limit, then the mean.
+"""Norm clipping: no client moves the model further than a limit, then the mean.
 
 Sun, Kairouz, Suresh and McMahan, "Can you really backdoor federated learning?", 2019. It keeps
 every client's voice, also that of rare classes, and bounds how loud it is; it does not find out who

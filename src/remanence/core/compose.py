@@ -1,8 +1,7 @@
 """Parts become a method: merged slot by slot, refused where two fill the same one.
 
-`ComposedMethod` is what the rest of the program reads: every slot with its default filled in, and every
-function bound to the subtree of its own part, so that names cannot clash and no function sees
-another part's state.
+`ComposedMethod` is what the rest of the program reads: every function is bound to the subtree of
+its own part, so that names cannot clash and no function reads another part's state.
 """
 
 from __future__ import annotations

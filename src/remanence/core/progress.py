@@ -118,7 +118,7 @@ class BarProgress:
 
 class SharedProgress:
     """Several runs at once as one bar: they keep step, so the first of them speaks for all;
-    what befalls the others is said in words.
+    what happens to the others is logged.
     """
 
     def __init__(self, progress: Progress, title: str):

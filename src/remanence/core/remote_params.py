@@ -1,8 +1,8 @@
-"""Models that stay where they were trained until somebody reads them.
+"""Models that stay where they were trained until they are read.
 
 An engine over many machines need not bring every client's model home only to have it averaged:
-names, shapes and whether all numbers are finite are told by the worker, which is what the gate asks
-for, and a sum is made where the models lie. Whoever reads a value has all of them fetched, so that
+names, shapes and whether all numbers are finite are reported by the worker, which is what the gate asks
+for, and a sum is made where the models lie. Reading a value fetches all of them, so that
 no method, attack or record has to know: what is not read does not travel.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RemoteStore(Protocol):
-    """Whoever knows where the models of a round lie, in pieces of some clients each."""
+    """The store of a round's models, in shards of some clients each."""
 
     def fetch(self, pieces: Sequence[int]) -> list[Params]:
         """All models of these pieces, each a stack."""

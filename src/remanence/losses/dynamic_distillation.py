@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def label_shares(nu: Tensor, mu: Tensor) -> Tensor:
-    """alpha_i = mu_i / (nu + sum_j mu_j), and 0 for a class that nobody has seen.
+    """alpha_i = mu_i / (nu + sum_j mu_j), and 0 for a class without examples.
 
     >>> label_shares(torch.tensor([1.0, 0.0]), torch.tensor([[2.0, 0.0], [1.0, 0.0]]))
     tensor([[0.5000, 0.0000],

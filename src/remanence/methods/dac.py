@@ -36,7 +36,7 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
 
     peers: m, how many it listens to in a round. tau: how strongly it prefers those alike; 0 is
     Random. schedule: let tau grow from 1 over the rounds of a time step, 2 tau / (1 + exp(-.2 t)) -
-    tau + 1, as in the authors' code. Similarities start at 1/(K-1); a peer never met is judged by
+    tau + 1, as in the authors' code. Similarities start at 1/(K-1); a peer never met is rated by
     what the most alike of the peers just met holds of it (two hops). Similarities are clipped to
     [0, 20].
     """

@@ -21,7 +21,7 @@ def fedbn() -> Part:
     the server averages the rest.
 
     The paper speaks of batch norm; group and layer norm are kept at home likewise. The global model
-    has these layers as they were initially: look at the personal models (`model = "personal"` in
+    has these layers as they were initially: evaluate the personal models (`model = "personal"` in
     the metrics), which are the method's result.
     """
     return Part("fedbn", personal=normalization_params, validate=require_normalization)

@@ -59,7 +59,7 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
 
 
 def init_state(info: TaskInfo) -> Tree:
-    """Nobody has chosen yet, so no loss can count as worse than the last."""
+    """No client has chosen yet, so no loss can count as worse than the last."""
     return {"last": torch.full((info.num_clients,), torch.inf, dtype=torch.float64)}
 
 

@@ -109,7 +109,7 @@ def forgettable_noise(noise: float, every: int) -> Mechanism:
 
 def init_client_state(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
     """Line 2. A newcomer has no local model yet: what stands in its place is never counted,
-    because `trained` says so.
+    because `trained` is false.
     """
     one, no = torch.ones((), dtype=info.dtype), torch.zeros((), dtype=torch.bool)
     return {"forgettable": one, "trained": no, "params": start.params, "buffers": start.buffers}

@@ -98,6 +98,5 @@ def check_peers(name: str, peers: int) -> None:
     """Any number is allowed; where fewer can be reached, a client listens to those."""
     if peers < 1:
         raise InputError(
-            f"{name}: peers must be at least 1, not {peers}: a client that listens to nobody"
-            " is `local`"
+            f"{name}: peers must be at least 1, not {peers}: a client without peers is `local`"
         )

@@ -24,7 +24,7 @@ def exponential(*, decay: float = 0.99) -> LrSchedule:
 
 
 def step(*, every: int, factor: float = 0.1) -> LrSchedule:
-    """Multiplied by `factor` after every so many rounds."""
+    """Multiplied by `factor` after every `every` rounds."""
     check_range(every >= 1, "step", "every", "of at least 1", every)
     check_range(0 < factor <= 1, "step", "factor", "above 0, at most 1", factor)
     return lambda round, rounds: factor ** ((round - 1) // every)

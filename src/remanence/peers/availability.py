@@ -55,7 +55,7 @@ def never(*, clients: str = "") -> Availability:
 
 
 def every(*, rounds: int = 2) -> Availability:
-    """Each client answers in one of so many rounds, in turn: client k in the rounds that leave
+    """Each client answers in one of a number of rounds, in turn: client k in the rounds that leave
     the same rest as k.
     """
     if rounds < 1:

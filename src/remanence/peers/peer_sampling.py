@@ -15,7 +15,7 @@ from remanence.core.rng import Key
 
 def sample_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
     """For each client, `count` different reachable peers, all subsets alike. reachable: [K, K]
-    bool -> [K, min(count, K)], -1: nobody
+    bool -> [K, min(count, K)], -1: no peer
     """
     return sample_weighted(
         torch.zeros(reachable.shape, dtype=torch.float64, device=reachable.device),
@@ -31,7 +31,7 @@ def sample_weighted(scores: Tensor, reachable: Tensor, count: int, key: Key) -> 
 
     Adding Gumbel noise and taking the largest does exactly this (Vieira 2014, Kool et al. 2019),
     and never needs exp(score), which may be huge.
-    scores, reachable: [K, K] -> [K, min(count, K)], -1: nobody
+    scores, reachable: [K, K] -> [K, min(count, K)], -1: no peer
     """
     noisy = torch.where(reachable, scores + gumbel(key, scores), -math.inf)
     value, peers = torch.topk(noisy, min(count, scores.shape[1]), dim=1)

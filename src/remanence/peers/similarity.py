@@ -16,7 +16,7 @@ HIGHEST = 20.0  # similarities above it count as it: tau times more would overfl
 
 
 def init_similarity(info: TaskInfo) -> Tree:
-    """Nobody has met anybody, and all seem equally alike. -> similarity [K, K], met [K, K]"""
+    """No client has met another, and all seem equally similar. -> similarity [K, K], met [K, K]"""
     everybody = torch.full(
         (info.num_clients, info.num_clients),
         1 / max(info.num_clients - 1, 1),
@@ -29,9 +29,9 @@ def init_similarity(info: TaskInfo) -> Tree:
 
 def update(state: Tree, probed: Tensor, losses: Tensor) -> Tree:
     """After trying the models of some peers: their similarity is the inverse loss; those never met
-    are judged by whoever probed peer seems most alike.
+    are rated by the most similar of the probed peers.
 
-    probed: [K, m] int64, -1: nobody; losses: [K, m] mean cross-entropy. A loss that is no number
+    probed: [K, m] int64, -1: no peer; losses: [K, m] mean cross-entropy. A loss that is no number
         makes a peer as unlike as can be.
     """
     old, there = state["similarity"], probed >= 0
@@ -47,7 +47,7 @@ def update(state: Tree, probed: Tensor, losses: Tensor) -> Tree:
 
 def mark_met(met: Tensor, peers: Tensor) -> Tensor:
     """The table of who has met whom, with these meetings. met: [K, K] bool, peers: [K, m], -1:
-    nobody
+    no peer
     """
     ones = torch.ones_like(peers, dtype=torch.float64)
     return met | (

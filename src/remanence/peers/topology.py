@@ -13,7 +13,7 @@ import numpy as np
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
 
-# (clients, key) -> [K, K] bool, symmetric, nobody beside itself
+# (clients, key) -> [K, K] bool, symmetric, False on the diagonal
 Topology = Callable[[int, Key], np.ndarray]
 
 LARGEST_FILE = 64_000_000  # bytes of an edge list

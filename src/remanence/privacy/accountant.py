@@ -1,4 +1,4 @@
-"""How much a run tells about any one client: epsilon for a delta, after so many rounds of clipped
+"""How much a run reveals of any one client: epsilon for a delta, after a number of rounds of clipped
 and noised averages.
 
 Neighbors are two populations of which one has a client that contributes nothing (its update is
@@ -7,7 +7,7 @@ known to all. A round releases the sum of clipped updates with Gaussian noise of
 clip.
 
 Sampling, and what is assumed of it:
-- "fixed": so many clients drawn without replacement in every round, which is what our rounds do.
+- "fixed": a number of clients drawn without replacement in every round, which is what our rounds do.
   Where the client is not in the cohort another is, so the two sums can differ by twice the clip. By
   advanced joint convexity (Balle, Barthe, Gaboardi: Privacy amplification by subsampling, 2018,
   theorem 2) the curve of a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with delta_G
@@ -15,7 +15,7 @@ Sampling, and what is assumed of it:
   number for coins, and not for want of care: see Lebeda, Regehr, Kamath, Steinke: Avoiding pitfalls
   for privacy accounting of subsampled mechanisms under composition, 2024.
 - "poisson": every client joins by a coin of its own (clients.sampling = "poisson"), and the sum is
-  divided by how many are expected, so that nobody learns from it how many came. Papers often report
+  divided by how many are expected, so that it does not reveal how many came. Papers often report
   this number for fixed cohorts too, for which it does not hold.
 - "any": nothing is assumed, as if everybody were in every round. It bounds the other two, and is
     one Gaussian mechanism, of noise / sqrt(rounds).
@@ -101,7 +101,7 @@ def max_rounds_for_budget(
 def calibrate_noise(
     budget: float, *, rounds: int, fraction: float, delta: float, sampling: str = "fixed"
 ) -> float:
-    """The smallest noise multiplier, to a thousandth upwards, with which so many rounds stay
+    """The smallest noise multiplier, to a thousandth upwards, with which the rounds stay
     within the budget.
     """
     if budget <= 0:
@@ -142,7 +142,7 @@ class ClientGuarantee:
         return self.cohort / self.clients
 
     def epsilon(self, rounds: int, sampling: str = "") -> float:
-        """Spent after so many rounds; with another sampling, what it would be."""
+        """Spent after this number of rounds; with another sampling, what it would be."""
         return epsilon(
             rounds,
             fraction=self.fraction,

@@ -119,7 +119,7 @@ def follow_quantile(noise: float, quantile: float, replies: Reply, srv: ServerCo
     """The clip moves towards the quantile of the updates' norms."""
     inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
     k = srv.info.expected_cohort or replies.num_clients
-    # their share; where nobody may learn how many came, of those expected
+    # their share; where the number of replies is secret, of those expected
     within = 0.5 + (inside.double() - 0.5).sum() / k
     share = within + split_noise(noise, k)[1] * draw_noise(srv, "share", within)
     return {"clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])}

@@ -31,8 +31,8 @@ def dp_sgd(
     """g = 1/b (sum_i min(1, clip / ||g_i||) g_i + N(0, (noise * clip)^2)) over the b rows of a
     batch, instead of their mean gradient.
 
-    Penalties such as FedProx's look at no row and are added as they are. The account takes every
-    pass over a client's rows for one look at each of them: no credit is given for the order being
+    Regularizers such as FedProx's read no example and are added as they are. The accountant counts
+    every pass over a client's examples as one use of each of them: no credit is given for the order being
     secret (batches are shuffled, not drawn by coins).
 
     clip: the longest gradient of a row. noise: the multiplier z; 0: clipping alone, no promise.

@@ -1,4 +1,4 @@
-"""Label counts with noise of their own: nobody, the client's own loss included, sees the true ones.
+"""Label counts with noise of their own: nothing, not even the client's own loss, reads the true ones.
 
 How many examples of each class a client has is sensitive, and Flashback sends it. The Gaussian
 mechanism (Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, appendix A)
@@ -30,7 +30,7 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
     """n_c <- max(0, n_c + N(0, noise^2)) for every class c of a client, once for its data of a time
     step; all ones where nothing is left.
 
-    Whoever reads label counts reads these: Flashback at client and server, and the losses wsm,
+    All functions read these counts: Flashback at client and server, and the losses wsm,
     fedlc, fedrs, masked_ce and tce. About half of the classes that a client lacks then seem to be
     there. The number of its rows, by which clients are weighed, is taken to be public.
 

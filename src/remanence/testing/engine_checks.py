@@ -37,7 +37,7 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
     """Does this engine carry everything there and back, whatever the method?
 
     Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and give a
-    client the same result whoever else is in the round.
+    client the same result whichever others are in the round.
 
     >>> check_engine(lambda task: VectorizedEngine(task, stack=2))
 

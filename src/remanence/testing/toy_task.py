@@ -192,8 +192,8 @@ def dataset_for(module: nn.Module, shape: tuple[int, ...], classes: int) -> Arra
 def run_rounds(
     experiment: BuiltExperiment, engine: Engine, rounds: int
 ) -> tuple[RunState, list[dict[str, Any]]]:
-    """The whole round loop on an engine -> the state after so many rounds, and the line written
-    about each.
+    """The whole round loop on an engine -> the state after the rounds, and the metrics of
+    each.
     """
     state, lines = first_state(experiment), []
     with (
