@@ -50,13 +50,13 @@ def last_state(run: Run) -> RunState:
     return state
 
 
-def last_crowd(run: Run) -> ClientModels:
-    crowd = last_state(run).client_models
-    assert crowd is not None
-    return crowd
+def last_client_models(run: Run) -> ClientModels:
+    client_models = last_state(run).client_models
+    assert client_models is not None
+    return client_models
 
 
-def judge(
+def predict(
     experiment: BuiltExperiment, model: ModelState, examples: Any, ids: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """By the module itself, row by row. -> labels, predictions, margins"""

@@ -1,4 +1,4 @@
-"""Runs without a server, as their folders tell them: resumed exactly, written down truly,
+"""Runs without a server, read from their folders: resumed exactly, recorded correctly,
 counted by hand.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from methods.drifting_task import CLIENTS, play_states
-from rounds.drift_runs import HAST, count, judge, last_crowd, last_state, spec_of
+from rounds.drift_runs import HAST, count, last_client_models, last_state, predict, spec_of
 from rounds.test_resume import contents
 
 from remanence.config import Experiment
@@ -94,15 +94,15 @@ def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
     # and of a round that is not recorded, whom everybody has listened to since the last record
     with pytest.raises(ConnectionAbortedError):
         start_run(spec, tmp_path / "killed", progress=Dying(3))
-    crowd = last_crowd(Run(tmp_path / "killed"))
-    assert crowd.peer_counts.sum() == 2 * CLIENTS * (2 + 2)
+    client_models = last_client_models(Run(tmp_path / "killed"))
+    assert client_models.peer_counts.sum() == 2 * CLIENTS * (2 + 2)
     assert max_rel_diff(
         state_tree(last_state(Run(tmp_path / "killed"))), state_tree(states[2])
     ) == ("", 0.0)
-    assert set(crowd.peers["hast"]) == {"similarity", "met"}
+    assert set(client_models.peers["hast"]) == {"similarity", "met"}
 
 
-# ----------------------------------------------------------------------- what is written of a crowd
+# ----------------------------------------------------------------------- what is written of clients' models
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, BuiltExperi
 
 def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, BuiltExperiment]) -> None:
     run, experiment = recorded
-    records, best = run.ledger.select(moment="personal", split="test"), last_crowd(run).best
+    records, best = run.ledger.select(moment="personal", split="test"), last_client_models(run).best
     # rounds 2, 4, 6 by record.every, 3 as the last of its time step
     assert sorted(
         zip(
@@ -139,7 +139,7 @@ def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, BuiltExp
     assert set(records["weight"]) == {1 / CLIENTS}
     for record in records[records["round"] == 6]:
         client, concept = int(record["model"]), int(record["owner"])
-        labels, predicted, _ = judge(
+        labels, predicted, _ = predict(
             experiment,
             best.select(client),
             experiment.task.test,
@@ -190,10 +190,10 @@ def test_validation_is_of_everybodys_best_model_on_its_own_rows(
     recorded: tuple[Run, BuiltExperiment],
 ) -> None:
     run, experiment = recorded
-    best, holdings = last_crowd(run).best, experiment.task.population.at(1)
+    best, holdings = last_client_models(run).best, experiment.task.population.at(1)
     right = 0
     for client in range(CLIENTS):
-        labels, predicted, _ = judge(
+        labels, predicted, _ = predict(
             experiment,
             best.select(client),
             experiment.task.train,
@@ -236,13 +236,13 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
         assert before[before["round"] == round]["loss"].tolist() == pytest.approx(
             local[local["round"] == round - 1]["loss"].tolist()
         )
-    crowd = last_crowd(run)
+    client_models = last_client_models(run)
     last = local[local["round"] == 6]
     for record in last:
         client, concept = int(record["model"]), int(record["owner"])
-        labels, predicted, _ = judge(
+        labels, predicted, _ = predict(
             experiment,
-            crowd.models.select(client),
+            client_models.models.select(client),
             experiment.task.test,
             experiment.task.population.test_ids[concept],
         )
@@ -253,7 +253,7 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
         local_run.ledger.select(moment=moment, split="test")["loss"]
         for moment in ("before", "merged")
     )
-    assert first.tolist() == second.tolist()  # nobody mixes
+    assert first.tolist() == second.tolist()  # no client averages
 
 
 def test_who_was_heard_and_who_seems_alike(recorded: tuple[Run, BuiltExperiment]) -> None:
@@ -269,7 +269,8 @@ def test_who_was_heard_and_who_seems_alike(recorded: tuple[Run, BuiltExperiment]
     ]
     assert not np.diagonal(heard["values"], axis1=1, axis2=2).any()
     assert (
-        alike["values"][-1].tolist() == last_crowd(run).peers["hast"]["similarity"].float().tolist()
+        alike["values"][-1].tolist()
+        == last_client_models(run).peers["hast"]["similarity"].float().tolist()
     )
     # what single rounds' lines say of the own cluster is what the tables say of all of them
     for record, rounds in zip(heard, ([1, 2], [3], [4], [5, 6]), strict=True):
@@ -290,12 +291,12 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     random: every peer sends its model. dac: and its similarities. hast: so do the random ones, and
         the similar ones send the classifier.
     """
-    model, classifier, told, pairs = 92 * 8, 36 * 8, CLIENTS * 8, CLIENTS * 2
+    model, classifier, extra, pairs = 92 * 8, 36 * 8, CLIENTS * 8, CLIENTS * 2
     wanted = {
         "random(peers=2)": pairs * model,
-        "dac(peers=2)": pairs * (model + told),
-        HAST: pairs * (model + told) + pairs * classifier,
-        "hast(peers=2, depth=0)": pairs * (model + told),
+        "dac(peers=2)": pairs * (model + extra),
+        HAST: pairs * (model + extra) + pairs * classifier,
+        "hast(peers=2, depth=0)": pairs * (model + extra),
         "local": 0,
     }
     for method, size in wanted.items():
@@ -314,7 +315,7 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     assert lines[0]["bytes_up"] == (1 + 2 + 2 + 2 + 1) * model
 
 
-def test_examples_and_confusions_of_a_crowd(recorded: tuple[Run, BuiltExperiment]) -> None:
+def test_examples_and_confusions_of_clients_models(recorded: tuple[Run, BuiltExperiment]) -> None:
     """Every training row of every client at three moments of a recorded round; at the last one,
     by the module itself.
     """
@@ -333,12 +334,12 @@ def test_examples_and_confusions_of_a_crowd(recorded: tuple[Run, BuiltExperiment
                 [np.sort(held.for_client(client)) for client in range(CLIENTS)]
             ).tolist()
         )
-    crowd = last_crowd(run)
+    client_models = last_client_models(run)
     for client in range(CLIENTS):
         mine = rows[rows["client"] == client]
-        labels, predicted, margins = judge(
+        labels, predicted, margins = predict(
             experiment,
-            crowd.models.select(client),
+            client_models.models.select(client),
             experiment.task.train,
             np.sort(held.for_client(client)),
         )

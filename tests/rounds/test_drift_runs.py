@@ -23,7 +23,7 @@ from methods.drifting_task import (
     read_rows,
 )
 from reference import federated
-from rounds.drift_runs import SETTINGS, count, judge, last_state, spec_of
+from rounds.drift_runs import SETTINGS, count, last_state, predict, spec_of
 
 from remanence.config import parse_experiment
 from remanence.core.errors import InputError
@@ -43,14 +43,14 @@ def test_label_shares_follow_the_drift() -> None:
     source, population = experiment.dataset, experiment.task.population
     swap = {0: np.arange(4), 1: np.array([1, 0, 2, 3])}
     for step in range(STEPS):
-        facts, holdings = experiment.client_stats(everybody, step), population.at(step)
+        stats, holdings = experiment.client_stats(everybody, step), population.at(step)
         for client in range(CLIENTS):
             labels = swap[int(holdings.cluster[client])][
                 source.train.y[holdings.train.for_client(client) % len(source.train)]
             ]
-            assert facts.label_counts[client].tolist() == np.bincount(labels, minlength=4).tolist()
+            assert stats.label_counts[client].tolist() == np.bincount(labels, minlength=4).tolist()
             assert (
-                float(facts.size[client])
+                float(stats.size[client])
                 == len(labels)
                 == (10 if holdings.cluster[client] == 0 else 5)
             )
@@ -167,12 +167,12 @@ def test_examples_of_a_server_by_hand(tmp_path: Path) -> None:
     for client in clients.tolist():
         ids = np.sort(experiment.task.population.at(1).train.for_client(client))
         mine = merged[merged["client"] == client]
-        labels, predicted, margins = judge(experiment, model, experiment.task.train, ids)
+        labels, predicted, margins = predict(experiment, model, experiment.task.train, ids)
         assert mine["id"].tolist() == ids.tolist()
         assert mine["correct"].astype(bool).tolist() == (labels == predicted).tolist()
         assert mine["margin"].tolist() == pytest.approx(margins.tolist(), rel=1e-5)
     for concept, ids in enumerate(experiment.task.population.test_ids):
-        labels, predicted, _ = judge(experiment, model, experiment.task.test, ids)
+        labels, predicted, _ = predict(experiment, model, experiment.task.test, ids)
         found = run.confusions[
             (run.confusions["round"] == 6) & (run.confusions["owner"] == concept)
         ]
@@ -219,7 +219,7 @@ def test_pairs_by_hand(make: Callable[[Any], Any], split: str) -> None:
     assert scores.examples is not None
     for pair, (number, owner) in enumerate(zip(which.tolist(), owners.tolist(), strict=True)):
         ids = np.sort(parts(owner))
-        labels, predicted, margins = judge(experiment, models.select(number), examples, ids)
+        labels, predicted, margins = predict(experiment, models.select(number), examples, ids)
         assert scores.confusion[pair].tolist() == count(labels, predicted).tolist()
         mine = scores.examples.pair == pair
         assert scores.examples.ids[mine].tolist() == ids.tolist()

@@ -221,7 +221,7 @@ def test_fine_tuning_keeps_the_loss_and_drops_what_serves_the_aggregation() -> N
 def test_a_phase_may_accept_and_sees_its_own_part() -> None:
     """A fine-tuning that is kept only where a number of its part says so."""
 
-    def keep(ctx: Context, old: ModelState, new: ModelState, lent: ClientOps) -> Tensor:
+    def keep(ctx: Context, old: ModelState, new: ModelState, ops: ClientOps) -> Tensor:
         return ctx.hyper["keep"] > 0
 
     for number in (0.0, 1.0):

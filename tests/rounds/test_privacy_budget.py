@@ -177,7 +177,7 @@ def run_small(
 
 
 class Listener:
-    """Keeps what a person would have been told."""
+    """Keeps the logged messages."""
 
     def __init__(self, said: list[str]):
         self.said = said
@@ -214,9 +214,9 @@ def test_a_resumed_run_says_what_is_spent(tmp_path: Path) -> None:
     assert said[0].startswith(
         "so far epsilon 4.38 at delta 1e-05 for any one example after 4 rounds"
     )
-    told = [line["epsilon_example"] for line in again.metrics if line["split"] == "test"]
-    assert told == sorted(told)
-    assert len(set(told)) == 5
+    spent = [line["epsilon_example"] for line in again.metrics if line["split"] == "test"]
+    assert spent == sorted(spent)
+    assert len(set(spent)) == 5
 
 
 def test_without_a_promise_nothing_is_said(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Tampered(BaseEngine):
     ) -> PairCounts:
         return self.inner.score_pairs(models, which, owners, split, time_step, examples)
 
-    def judge(self, models: ModelState, ids: torch.Tensor) -> torch.Tensor:
+    def predict_logits(self, models: ModelState, ids: torch.Tensor) -> torch.Tensor:
         return self.inner.predict_logits(models, ids)
 
     def close(self) -> None:
@@ -281,12 +281,12 @@ def test_a_second_reason_is_said_without_the_first(
         tmp_path / "run",
         progress=LogProgress(),
     )
-    told = [
+    logged = [
         line.partition(": ")[2]
         for line in capsys.readouterr().err.splitlines()
         if line.startswith("slower than asked for")
     ]
-    assert told == ["one thing", "another"]
+    assert logged == ["one thing", "another"]
     assert load(tmp_path / "run").metadata["engine"] == "vectorized: as asked; one thing; another"
 
 

@@ -5,7 +5,7 @@ joins them to a training task and checks that everything fits together. An exper
 built can be run.
 
     build          BuiltExperiment, and the steps that make it
-    data_setup     load the data, partition them among clients and time steps, poison attackers' data
+    data_setup     load the data, partition them among clients and time steps, poison attackers'
     networks       make the model and apply a method's changes to it
     system         simulated speeds of clients, and deadlines for their replies
     torch_setup    device, precision and determinism

@@ -1,5 +1,5 @@
-"""Who holds what: the data a spec names, divided among the server, the clients and the time
-steps, and what hostile clients make of their share.
+"""Loads the data of an experiment, partitions them among the server, the clients and the time
+steps, and lets attackers poison theirs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from remanence.data.population import (
 DEFAULT_CLIENTS = 10
 
 
-def load_data(spec: Experiment) -> ArrayDataset:
-    """Read the data the spec names: a source with options, an .npz file or a folder of images."""
-    return _load(spec.data.name, spec.data.dir or os.environ.get("REMANENCE_DATA", ""))
+def load_data(config: Experiment) -> ArrayDataset:
+    """Load the data that the settings name: a data set, an .npz file or a folder of images."""
+    return _load(config.data.name, config.data.dir or os.environ.get("REMANENCE_DATA", ""))
 
 
 @functools.lru_cache(maxsize=1)
 def _load(name: str, directory: str) -> ArrayDataset:
-    """The last source stays in memory: a comparison uses it in every run."""
+    """The last data set stays in memory, for all runs of a comparison."""
     root = Path(directory) if directory else None
     if "(" not in name and name.endswith(".npz"):
         call = expressions.Call("npz", {"path": name})
@@ -52,20 +52,18 @@ def _load(name: str, directory: str) -> ArrayDataset:
 
 
 def select_attackers(
-    spec: Experiment,
+    config: Experiment,
     method: ComposedMethod,
-    source: ArrayDataset,
+    dataset: ArrayDataset,
     division: FederatedData,
     key: Key,
 ) -> tuple[Adversary, FederatedData]:
-    """Hostile clients, and the data as they have tampered with them; nobody and nothing where
-    the spec names no attack.
-    """
-    attacks = parse_attacks(spec.attack)
+    """Select the attackers and poison their data; none where the settings name no attack."""
+    attacks = parse_attacks(config.attack)
     if attacks and any(p.centralized for p in method.parts):
         raise InputError("centralized has no clients that could be hostile: leave out --attack")
-    known = data_info(source)
-    check_attacks(attacks, known, source.shape, method.part_filling("peers") is None)
+    known = data_info(dataset)
+    check_attacks(attacks, known, dataset.shape, method.part_filling("peers") is None)
     adversary = Adversary.select(attacks, division.population.num_clients, key)
     views, steps = adversary.poison(division.train, division.population.time_steps, known, key)
     return adversary, replace(
@@ -75,69 +73,72 @@ def select_attackers(
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Who holds what over time, and the examples as their holders see them."""
+    """The examples of the server and the clients at every time step."""
 
-    public: np.ndarray  # rows of the server
+    public: np.ndarray  # examples of the server
     population: FederatedPopulation
     train: ConceptViews
     test: ConceptViews
-    concepts: tuple[str, ...] = ()  # in words; none where nothing drifts
-    notes: tuple[str, ...] = ()  # what a user should know of it
+    concepts: tuple[str, ...] = ()  # descriptions; none without drift
+    notes: tuple[str, ...] = ()  # for users
 
 
-def partition_data(spec: Experiment, source: ArrayDataset, key: Key) -> FederatedData:
-    """Public rows of the server, and who holds the rest, at every time step."""
-    labels = source.train.y
+def partition_data(config: Experiment, dataset: ArrayDataset, key: Key) -> FederatedData:
+    """Partition the training examples among the server and the clients, at every time step."""
+    labels = dataset.train.y
     rows = np.arange(len(labels))
     public = np.empty(0, dtype=np.int64)
-    if spec.data.public:
-        public, rows = data.hold_out(rows, labels, spec.data.public, key.fold_in("public"))
-    if spec.drift.schedule:
-        return _partition_over_time(spec, source, public, rows, key)
+    if config.data.public:
+        public, rows = data.hold_out(rows, labels, config.data.public, key.fold_in("public"))
+    if config.drift.schedule:
+        return _partition_over_time(config, dataset, public, rows, key)
     holdings = split_train_valid(
-        _partition(spec, source, rows, key), labels, float(spec.data.validation), key
+        _partition(config, dataset, rows, key), labels, float(config.data.validation), key
     )
-    everything = (np.arange(len(source.test)),)
+    everything = (np.arange(len(dataset.test)),)
     train, test = (
-        ConceptViews(split.x, split.y, None, (0,)) for split in (source.train, source.test)
+        ConceptViews(split.x, split.y, None, (0,)) for split in (dataset.train, dataset.test)
     )
     return FederatedData(public, FederatedPopulation((holdings,), everything), train, test)
 
 
 def _partition(
-    spec: Experiment, source: ArrayDataset, rows: np.ndarray, key: Key
+    config: Experiment, dataset: ArrayDataset, rows: np.ndarray, key: Key
 ) -> list[np.ndarray]:
-    """The rows of every client by data.partition."""
-    labels, groups = source.train.y, source.train.groups
-    call = expressions.parse_call(spec.data.partition)
+    """The examples of every client by data.partition."""
+    labels, groups = dataset.train.y, dataset.train.groups
+    call = expressions.parse_call(config.data.partition)
     partition = expressions.instantiate(call, data.PARTITIONS, "partition")
     count = (
-        spec.clients.count
-        if spec.clients.count is not None or call.name in ("by_group", "label_clusters")
+        config.clients.count
+        if config.clients.count is not None or call.name in ("by_group", "label_clusters")
         else DEFAULT_CLIENTS
     )
     parts = partition(
         labels[rows],
         None if groups is None else groups[rows],
         count,
-        len(source.classes),
+        len(dataset.classes),
         key.fold_in("partition"),
     )
     return [rows[part] for part in parts]
 
 
 def _partition_over_time(
-    spec: Experiment, source: ArrayDataset, public: np.ndarray, rows: np.ndarray, key: Key
+    config: Experiment, dataset: ArrayDataset, public: np.ndarray, rows: np.ndarray, key: Key
 ) -> FederatedData:
-    """Drift: the schedule says who is in which cluster when, the concepts what a cluster's data
-    are.
+    """Partition data that drift: the schedule assigns clients to clusters at every time step, the
+    concepts define the data of each cluster.
     """
-    drift, call = spec.drift, expressions.parse_call(spec.drift.schedule)
+    drift, call = config.drift, expressions.parse_call(config.drift.schedule)
     schedule = expressions.instantiate(call, DRIFT_SCHEDULES, "drift")
-    concepts = make_concepts(drift.concepts, schedule.clusters, source)
+    concepts = make_concepts(drift.concepts, schedule.clusters, dataset)
     if drift.rows == "partition":
         kept = split_train_valid(
-            _partition(spec, source, rows, key), source.train.y, float(spec.data.validation), key
+            _partition(config, dataset, rows, key),
+            dataset.train.y,
+            float(config.data.validation),
+            key,
         )
         clients = len(kept.train.sizes)
         assignment = schedule(clients, drift.time_steps, key.fold_in("drift"))
@@ -146,20 +147,20 @@ def _partition_over_time(
             for part in (kept.train, kept.valid)
         )
         dealt = drift_sampling.keep_partition(
-            assignment, concepts, trained, validated, len(source.train)
+            assignment, concepts, trained, validated, len(dataset.train)
         )
     else:
         assignment = schedule(
-            spec.clients.count or schedule.clients or DEFAULT_CLIENTS,
+            config.clients.count or schedule.clients or DEFAULT_CLIENTS,
             drift.time_steps,
             key.fold_in("drift"),
         )
         renew = drift.resample or ("changed" if call.name in ("staggered", "table") else "everyone")
-        valid = drift.validation or float(spec.data.validation)
+        valid = drift.validation or float(config.data.validation)
         dealt = drift_sampling.sample_examples(
             assignment,
             concepts,
-            source.train,
+            dataset.train,
             rows,
             drift.samples,
             valid,
@@ -174,15 +175,15 @@ def _partition_over_time(
         )
         for train, valid, clusters in zip(dealt.train, dealt.valid, assignment, strict=True)
     )
-    tests = drift_sampling.concept_test_ids(concepts, source.test)
+    tests = drift_sampling.concept_test_ids(concepts, dataset.test)
     train = make_views(
-        source.train,
+        dataset.train,
         concepts,
         [ids for step in steps for ids in (step.train.ids, step.valid.ids)],
         "train",
     )
-    test = make_views(source.test, concepts, tests, "test")
-    words = tuple(describe_concept(concept, source) for concept in concepts)
+    test = make_views(dataset.test, concepts, tests, "test")
+    words = tuple(describe_concept(concept, dataset) for concept in concepts)
     return FederatedData(
         public, FederatedPopulation(steps, tuple(tests)), train, test, words, tuple(dealt.reused)
     )

@@ -1,7 +1,5 @@
-"""How often an attack gets its way: models on test rows made for it, such as test images with a
-backdoor's mark.
-
-Accuracy shows nothing of a backdoor, so it is measured apart, on every recorded round.
+"""How often an attack succeeds: models on test examples made for it, such as images with the trigger
+of a backdoor, which accuracy does not show.
 """
 
 from __future__ import annotations
@@ -19,38 +17,45 @@ from remanence.data.dataset import ArrayDataset
 from remanence.engines.sequential import SequentialEngine
 from remanence.training.task import TrainingTask
 
-# models, stacked [m, ...] -> share of the made rows on which the attack gets its way [m]
+# models, stacked [m, ...] -> share of these examples on which the attack succeeds [m]
 Success = Callable[[ModelState], np.ndarray]
 
 
 def attack_success(
     task: TrainingTask, source: ArrayDataset, adversary: Adversary
 ) -> Success | None:
-    """A measure of the attacks in an experiment, all their rows together; None where no attack
-    has a goal that can be seen on test rows.
+    """A function that measures the success of an experiment's attacks on all their examples.
+
+    Args:
+        task: Evaluates the models.
+        source: Its test examples are modified by the attacks.
+        adversary: Holds the attacks.
+
+    Returns:
+        None where no attack has a goal that test examples can show.
     """
-    made = (
+    modified = (
         adversary.success_examples(source.test.x, source.test.y, data_info(source))
         if adversary.attacks
         else {}
     )
-    rows = [pair for pair in made.values() if len(pair[1])]
-    if not rows:
+    pairs = [pair for pair in modified.values() if len(pair[1])]
+    if not pairs:
         return None
-    x, y = (np.concatenate([pair[column] for pair in rows]) for column in (0, 1))
+    x, y = (np.concatenate([pair[column] for pair in pairs]) for column in (0, 1))
     examples = replace(
         task.test,
         x=torch.from_numpy(x).to(task.test.x),
         y=torch.from_numpy(y).to(task.test.y),
         storage_index=None,
     )
-    everything = (np.arange(len(y)),)
-    judge = SequentialEngine(
-        replace(task, test=examples, population=replace(task.population, test_ids=everything))
+    all_examples = (np.arange(len(y)),)
+    engine = SequentialEngine(
+        replace(task, test=examples, population=replace(task.population, test_ids=all_examples))
     )
 
     def measure(models: ModelState) -> np.ndarray:
-        confusion = judge.score(models, "test").confusion[:, 0].numpy()  # [m, C, C]
+        confusion = engine.score(models, "test").confusion[:, 0].numpy()  # [m, C, C]
         return np.asarray(np.trace(confusion, axis1=1, axis2=2) / len(y))
 
     return measure

@@ -1,8 +1,7 @@
-"""Personal models: what a client would use itself, made for evaluation alone. Nothing of them is
-aggregated, and no client keeps them.
+"""Personal models of clients, made for evaluation alone: they are neither aggregated nor kept.
 
-A personal model is the server's with the client's personal part in place (FedBN), then fine-tuned
-on the client's training rows where a part has a `personalize` phase (FedBABU).
+A personal model is the server's with the client's personal parameters in place (FedBN), fine-tuned
+on the client's training examples where a part has a `personalize` phase (FedBABU).
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from remanence.training.task import PERSONAL, TrainingTask
 
 
 def has_personal_models(task: TrainingTask) -> bool:
-    """Do clients have models that differ from the server's?"""
+    """Whether clients have models that differ from the server's."""
     return (
         bool(task.method.personal(task.info)) or task.method.part_filling("personalize") is not None
     )
@@ -37,15 +36,15 @@ def finetune_task(task: TrainingTask) -> TrainingTask | None:
     """Fine-tuning as a task for an engine; None where nothing is fine-tuned.
 
     It is plain training: of the method only the loss, the optimizer and the phase itself are left.
-    What serves the aggregation (corrections, springs, distillation, frozen parameters) has no place
-    where nothing is aggregated, so that the phase's `trainable` alone decides what is trained.
+    Corrections, regularizers, distillation and frozen parameters serve the aggregation, and nothing
+    is aggregated here; the phase's `trainable` alone decides what is trained.
     """
     owner = task.method.part_filling("personalize")
     if owner is None or owner.personalize is None:
         return None
     phases = (owner.personalize,)
 
-    def bare(p: Part) -> Part:
+    def reduced(p: Part) -> Part:
         return Part(
             p.name,
             hyper=p.hyper,
@@ -54,45 +53,46 @@ def finetune_task(task: TrainingTask) -> TrainingTask | None:
             phases=(lambda _: phases) if p is owner else None,
         )
 
-    method = ComposedMethod(Method(tuple(bare(p) for p in task.method.parts)))
-    # all buffers come back
+    method = ComposedMethod(Method(tuple(reduced(p) for p in task.method.parts)))
+    # replies contain all buffers
     return replace(task, method=method, phases=phases, average_buffers=True)
 
 
 def make_finetune_engine(experiment: BuiltExperiment) -> Engine | None:
-    """An engine for the fine-tuning, of the kind that trains; where its epochs cannot be
-    stacked, a loop, which gives the same result.
+    """An engine for fine-task, of the kind that trains; the sequential one where clients cannot
+    be stacked, which gives the same result.
     """
-    spec, tuning = experiment.config, finetune_task(experiment.task)
-    # a site fine-tunes where its data are, when it is asked for counts
-    if tuning is None or experiment.task.clients_remote:
+    config, task = experiment.config, finetune_task(experiment.task)
+    # a site fine-tunes by itself when it is asked for counts
+    if task is None or experiment.task.clients_remote:
         return None
-    unstackable = tuning.model.depends_on_batch and needs_padding(tuning)
-    name = "sequential" if spec.engine == "vectorized" and unstackable else spec.engine
+    unstackable = task.model.depends_on_batch and needs_padding(task)
+    name = "sequential" if config.engine == "vectorized" and unstackable else config.engine
     return make_engine(
-        name, tuning, spec.stack_size, spec.workers, timeout=float(spec.timeout), ray=spec.ray
+        name, task, config.stack_size, config.workers, timeout=float(config.timeout), ray=config.ray
     )
 
 
 def score_models(
     experiment: BuiltExperiment,
-    tuner: Engine | None,
+    finetune_engine: Engine | None,
     engine: Engine,
     state: RunState,
     clients: np.ndarray,
 ) -> PairCounts:
-    """The personal models of some clients, each on its owner's validation rows. clients: [k]
-    ascending
-    """
+    """Evaluate personal models, each on its client's validation examples. clients: [k] ascending"""
     if experiment.task.clients_remote:
-        # the personal parts are at the sites, and never leave them
+        # personal parameters never leave the sites
         return engine.score_personal(make_personal_work(experiment, state, clients))
-    models = make_models(experiment, tuner, state, clients)
+    models = make_models(experiment, finetune_engine, state, clients)
     return engine.score_pairs(models, np.arange(len(clients)), clients, "valid", state.time_step)
 
 
 def make_models(
-    experiment: BuiltExperiment, tuner: Engine | None, state: RunState, clients: np.ndarray
+    experiment: BuiltExperiment,
+    finetune_engine: Engine | None,
+    state: RunState,
+    clients: np.ndarray,
 ) -> ModelState:
     """The personal models of some clients after a round. clients: [k] ascending -> stacked [k,
     ...]
@@ -106,10 +106,10 @@ def make_models(
             for kind, tree in model._asdict().items()
         )
     )
-    if tuner is None:
+    if finetune_engine is None:
         return start
     work = work._replace(start=start, per_client_start=True, client_state=client_state)
-    replies = Reply.concat(list(tuner.train(work)))
+    replies = Reply.concat(list(finetune_engine.train(work)))
     tuned = replies.select(torch.argsort(replies.client))
     return ModelState(start.params | tuned.params, start.buffers | tuned.buffers)
 
