@@ -6,7 +6,7 @@
   twice. `probes.py`: on the losses that peers measure.
 - `adversary.py`: `Adversary`, the attacks of an experiment and the clients that carry them out.
 
-`ATTACKS` lists all attacks. This package imports from `data` and `core`. Start with `attack.py`.
+`ATTACKS` lists all attacks. This package imports from `data` and `core`. Begin with `attack.py`.
 """
 
 from __future__ import annotations

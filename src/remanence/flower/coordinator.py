@@ -48,7 +48,7 @@ RUN_NAME = "federation"  # in the metadata: the name under which sites store thi
 def run_experiment(
     config: Experiment, out: Path, transport: Transport, timeouts: Timeouts, progress: Progress
 ) -> Run:
-    """Start a run on the connected sites, or resume the one in the folder.
+    """Run an experiment on the connected sites, or resume the one in the folder.
 
     Args:
         config: The experiment.

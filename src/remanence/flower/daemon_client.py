@@ -60,7 +60,7 @@ def connect(site: SiteFile) -> socket.socket:
 
 
 def start_daemon(site: SiteFile) -> subprocess.Popen[bytes]:
-    """Start the daemon in a session of its own, so that it outlives this message."""
+    """Launch the daemon in a session of its own, so that it outlives this message."""
     site.make_state()
     command = [
         sys.executable,

@@ -108,7 +108,7 @@ class Federation:
         self.flwr("supernode", "unregister", str(node), CONNECTION, "--format", "json")
 
     def start_site(self, name: str, site_file: Path, root: Path | None = None) -> None:
-        """Start a SuperNode; `root`: a certificate to trust in place of the authority's."""
+        """Launch a SuperNode; `root`: a certificate to trust instead of the authority's."""
         command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--port", str(free_port())]
         command += ["--node-config", f'site="{site_file.resolve()}"']

@@ -7,7 +7,7 @@ head(features(x))`. Layers are registered in the order in which they are applied
 three layers" can be counted. No network has dropout or changes a tensor in place, except for the
 buffers of BatchNorm.
 
-This package imports from `remanence.core` only. Start with `cnn.py`.
+This package imports from `remanence.core` only. Begin with `cnn.py`.
 """
 
 from __future__ import annotations
