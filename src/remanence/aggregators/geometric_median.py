@@ -29,8 +29,8 @@ def geometric_median(
     """argmin_v sum_i w_i ||v - y_i||, by v <- sum_i b_i y_i / sum_i b_i with b_i = w_i / max(nu,
     ||v - y_i||).
 
-    Withstands hostile replies with less than half of the weight, so no client may hold half of it. The
-    paper starts at the mean and takes nu = 1e-6; here v starts at the weighted median of each
+    Withstands hostile replies with less than half of the weight, so no client may hold half of it.
+    The paper starts at the mean and takes nu = 1e-6; here v starts at the weighted median of each
     coordinate, which no minority can move far, and nu is halved from the median distance from there
     down to `tolerance` times that: the result then does not depend on the scale of a model, and v
     does not stick at a reply that it happens to start from.

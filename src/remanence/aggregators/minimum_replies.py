@@ -41,7 +41,8 @@ class MinimumReplies:
     def __call__(self, weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         if replies.num_clients < self.minimum:
             raise AggregationFailed(
-                f"{self.name} needs {self.minimum} replies ({self.why}) and {replies.num_clients} came"
+                f"{self.name} needs {self.minimum} replies ({self.why}) and"
+                f" {replies.num_clients} came"
             )
         return self.rule(weights, replies, srv)
 
@@ -77,8 +78,8 @@ def minimum_of(method: ComposedMethod) -> MinimumReplies | None:
 
 
 def check_cohort(method: ComposedMethod, clients: int) -> None:
-    """Refuse a method whose aggregator cannot keep its promise with this number of clients in a round,
-    or that would ignore another part's weights.
+    """Refuse a method whose aggregator cannot keep its promise with this number of clients in a
+    round, or that would ignore another part's weights.
     """
     guarded, weighs = minimum_of(method), method.part_filling("client_weights")
     if guarded is None:

@@ -58,7 +58,8 @@ class LogProgress:
         self.shown = twentieth
         left = (time.monotonic() - self.begin) / max(1, number - self.first) * (self.total - number)
         self.log(
-            f"{self.title}: round {number}/{self.total}{describe_round(line)}, {duration(left)} left"
+            f"{self.title}: round {number}/{self.total}{describe_round(line)},"
+            f" {duration(left)} left"
         )
 
     def log(self, text: str) -> None:
@@ -166,7 +167,8 @@ def describe_round(line: dict[str, Any]) -> str:
 
     >>> describe_round({"accuracy": 0.912, "rejected": [], "abandoned": False})
     ', accuracy 91.2%'
-    >>> describe_round({"accuracy": None, "rejected": [], "no_response": [4, 7], "abandoned": False})
+    >>> metrics = {"accuracy": None, "rejected": [], "no_response": [4, 7], "abandoned": False}
+    >>> describe_round(metrics)
     ', no answer: client 4, client 7'
     """
     text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"

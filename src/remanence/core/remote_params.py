@@ -1,9 +1,9 @@
 """Models that stay where they were trained until they are read.
 
 An engine over many machines need not bring every client's model home only to have it averaged:
-names, shapes and whether all numbers are finite are reported by the worker, which is what the gate asks
-for, and a sum is made where the models lie. Reading a value fetches all of them, so that
-no method, attack or record has to know: what is not read does not travel.
+names, shapes and whether all numbers are finite are reported by the worker, which is what the gate
+asks for, and a sum is made where the models lie. Reading a value fetches all of them, so that no
+method, attack or record has to know: what is not read does not travel.
 """
 
 from __future__ import annotations

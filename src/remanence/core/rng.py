@@ -101,7 +101,8 @@ def fold_in_batch(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.n
     """`Key.fold` for many keys at once: below one key or an array of their values, along a path in
     which each step may be an array. -> uint64 [n]
 
-    >>> fold_in_batch(Key(7), np.arange(3), "plan").tolist() == [Key(7).fold_in(number, "plan").value for number in range(3)]
+    >>> one_by_one = [Key(7).fold_in(number, "plan").value for number in range(3)]
+    >>> fold_in_batch(Key(7), np.arange(3), "plan").tolist() == one_by_one
     True
     """
     values = np.array([key.value & _MASK], dtype=np.uint64) if isinstance(key, Key) else key

@@ -1,5 +1,5 @@
-"""Centralized training: one model on all clients' data in one place, the baseline that no federation
-reaches; and what it forgets from batch to batch.
+"""Centralized training: one model on all clients' data in one place, the baseline that no
+federation reaches; and what it forgets from batch to batch.
 
 Hong et al., "FedWAvg", 2022, section 3.1 and table 1.
 
@@ -28,14 +28,15 @@ def centralized(*, events: bool = True) -> Part:
     events, counted example by example.
 
     A batch A is evaluated right after the step on it, and again after the step on the next batch B.
-    `right_to_wrong` are A's examples that were right and became wrong; `margin_rise` are those
-    whose margin error grew, max_{c != y} z_c - z_y, which nearly all of the former are among. The
-    paper calls both forgetting events and leaves the margin error open: the one here is a reading,
-    after Toneva et al., ICLR 2019. That batch A is evaluated after its own step, and so with what it
-    taught, is a reading too. The last batch of a round has no successor and is not evaluated again.
+    `right_to_wrong` counts A's examples that were classified correctly and no longer are;
+    `margin_rise` those whose margin error max_{c != y} z_c - z_y grew, which includes nearly all of
+    the former. The paper calls both forgetting events and leaves the margin error open; ours
+    follows Toneva et al., ICLR 2019, and so does evaluating A after its own step. The last batch of
+    a round has no successor and is not evaluated again.
 
-    events: count them (two more passes a step); their numbers in a round are in the metrics under
-        "extras", those of every example are kept in `own`.
+    Args:
+        events: Count them (two more forward passes a step). Their numbers in a round are in the
+            metrics under "payload", those of each example in the client state.
     """
     if not events:
         return Part("centralized", static=("events",), centralized=True)
@@ -48,7 +49,8 @@ def centralized(*, events: bool = True) -> Part:
         payload=lambda start, info: {name: torch.zeros((), dtype=torch.int64) for name in EVENTS},
         discloses=dict.fromkeys(EVENTS, Disclosure("examples")),
         static=("events",),
-        payload_description="the numbers of forgetting events; the rows themselves are in one place already",
+        payload_description="the numbers of forgetting events; the examples are in one place"
+        " already",
     )
 
 

@@ -1,5 +1,5 @@
-"""DAC: decentralized adaptive clustering. Clients average with peers whose models do well on their own
-data, and so find their cluster.
+"""DAC: decentralized adaptive clustering. Clients average with peers whose models do well on their
+own data, and so find their cluster.
 
 Zec et al., "Decentralized adaptive clustering of deep nets is beneficial for client collaboration",
 2022, as algorithm 3 of Klefbom and Toftås 2023.

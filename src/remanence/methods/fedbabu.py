@@ -1,4 +1,5 @@
-"""FedBABU: clients train the body together on a random head; each then fine-tunes a model of its own.
+"""FedBABU: clients train the body together on a random head; each then fine-tunes a model of its
+own.
 
 Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR
 2022, algorithm 1.

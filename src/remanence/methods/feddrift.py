@@ -1,5 +1,5 @@
-"""FedDrift: several global models, one for each concept. Clients that no model fits start a new one,
-and models that agree are merged.
+"""FedDrift: several global models, one for each concept. Clients that no model fits start a new
+one, and models that agree are merged.
 
 Jothimurugesan, Hsieh, Wang, Joshi, Gibbons, "Federated learning under distributed concept drift",
 AISTATS 2023, algorithm 1 and section 4.

@@ -1,5 +1,5 @@
-"""FedNova: every client's update is divided by its own number of effective steps, so that more local
-steps give no more weight.
+"""FedNova: every client's update is divided by its own number of effective steps, so that more
+local steps give no more weight.
 
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization",
 NeurIPS 2020, section 4.

@@ -1,4 +1,5 @@
-"""FedReg: local steps that do not undo what the received model knows, which generated inputs stand for.
+"""FedReg: local steps that do not undo what the received model knows, which generated inputs stand
+for.
 
 Inputs moved up the loss of the received model, with its predictions as labels, hold its knowledge.
 Where a local gradient opposes theirs, that component is removed. Xu et al., "Acceleration of

@@ -42,8 +42,8 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
 
     F_n counts the forgettable examples of client n: those of its training data that its last local
     model had right and the received global model has wrong. It is 1 until the client's first count,
-    and where no client forgot anything all weights are 1. N are the clients of the round; one that was
-    not counted in it brings its last F (both our reading: in the paper all clients take part).
+    and where no client forgot anything all weights are 1. N are the clients of the round; one that
+    was not counted in it brings its last F (both our reading: in the paper all clients take part).
     Works on top of any method that averages.
 
     alpha: the update ratio, from 0 (a plain mean) to below 1.

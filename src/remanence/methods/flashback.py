@@ -1,5 +1,5 @@
-"""Flashback: clients distill from the global model, and the server from the clients and the previous
-global model, each class in proportion to label counts.
+"""Flashback: clients distill from the global model, and the server from the clients and the
+previous global model, each class in proportion to label counts.
 
 "Flashback: understanding and mitigating forgetting in federated learning", 2023, algorithm 1.
 Forgetting in local training and in aggregation feed each other, so both are reduced; a teacher has

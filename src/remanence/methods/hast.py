@@ -69,23 +69,21 @@ def hast(
     """Average all layers with m random peers, the classifier with m similar ones; train everything,
     then fine-tune the classifier.
 
-    peers: m, of each kind. tau: how strongly similar peers are preferred. depth: layers of the
-    classifier, counted from the output; 0 does what Random does, and all layers what DAC does,
-    though HAST still averages with random peers first; a model with fewer layers is all classifier.
-    finetune_epochs: passes over the data that train the classifier alone, kept only if they lower
-        the loss on the client's validation rows.
-    fresh: draw similar peers by the similarities of this round, as algorithm 4 is written; the
-    default is those of the round before, as in the authors' code, which made the thesis' numbers.
+    Args:
+        peers: m, of each kind.
+        tau: How strongly similar peers are preferred.
+        depth: Layers of the classifier, counted from the output; 0 is Random. With all layers HAST
+            is DAC that averages with random peers first.
+        finetune_epochs: Epochs that train the classifier alone, kept only if they lower the
+            validation loss.
+        fresh: Draw similar peers by this round's similarities, as algorithm 4 is written. The
+            default is last round's, as in the authors' code, which made the thesis' numbers.
     """
     check_peers("hast", peers)
     check_tau("hast", tau)
     if depth < 0 or finetune_epochs < 0:
-        raise InputError(
-            f"hast: depth={depth} and finetune_epochs={finetune_epochs} must be at least 0"
-        )
-
-    def probe(ctx: PeerContext) -> Tensor:
-        return sample_uniform(ctx.adjacency, peers, ctx.key.fold_in("random"))
+        given = f"depth={depth} and finetune_epochs={finetune_epochs}"
+        raise InputError(f"hast: {given} must be at least 0")
 
     def decide(
         probed: Tensor, losses: Tensor, ctx: PeerContext
@@ -112,13 +110,18 @@ def hast(
         phases=functools.partial(fine_tune, depth, finetune_epochs),
         peers=PeerSelection(
             similarity.init_similarity,
-            probe,
+            functools.partial(probe, peers),
             decide,
             extra_bytes=similarity.BYTES,
             similarity="similarity",
         ),
         payload_description=f"{MODELS}, with its table of similarities",
     )
+
+
+def probe(peers: int, ctx: PeerContext) -> Tensor:
+    """The random peers, whose models the client evaluates. -> [K, m]"""
+    return sample_uniform(ctx.adjacency, peers, ctx.key.fold_in("random"))
 
 
 def fine_tune(depth: int, finetune_epochs: int, phase: Phase) -> tuple[Phase, ...]:

@@ -1,5 +1,5 @@
-"""MOON: features are drawn to the global model's and pushed away from those of the client's own last
-model.
+"""MOON: features are drawn to the global model's and pushed away from those of the client's own
+last model.
 
 Li, He, Song, "Model-contrastive federated learning", CVPR 2021, algorithm 1.
 
@@ -108,7 +108,8 @@ class Projected(nn.Module):
             self.vocabulary = network.vocabulary  # compared with the tokens of the data
 
     def features(self, x: Tensor) -> Tensor:
-        features: Tensor = self.projection(self.body.features(x))  # type: ignore[operator]  # [B, ...] -> [B, width]
+        """[B, ...] -> [B, width]"""
+        features: Tensor = self.projection(self.body.features(x))  # type: ignore[operator]
         return features
 
     def forward(self, x: Tensor) -> Tensor:

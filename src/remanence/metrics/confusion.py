@@ -1,4 +1,6 @@
-"""The change of confusion matrices: which classes the examples of a forgotten class are classified as."""
+"""The change of confusion matrices: which classes the examples of a forgotten class are classified
+as.
+"""
 
 from __future__ import annotations
 

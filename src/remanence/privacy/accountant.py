@@ -1,5 +1,5 @@
-"""How much a run reveals of any one client: epsilon for a delta, after a number of rounds of clipped
-and noised averages.
+"""How much a run reveals of any one client: epsilon for a delta, after a number of rounds of
+clipped and noised averages.
 
 Neighbors are two populations of which one has a client that contributes nothing (its update is
 zero), everything else being equal: client-level privacy. How many clients reply is taken to be
@@ -7,7 +7,7 @@ known to all. A round releases the sum of clipped updates with Gaussian noise of
 clip.
 
 Sampling, and what is assumed of it:
-- "fixed": a number of clients drawn without replacement in every round, which is what our rounds do.
+- "fixed": a number of clients drawn without replacement in every round, as our rounds do.
   Where the client is not in the cohort another is, so the two sums can differ by twice the clip. By
   advanced joint convexity (Balle, Barthe, Gaboardi: Privacy amplification by subsampling, 2018,
   theorem 2) the curve of a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with delta_G

@@ -42,8 +42,7 @@ def dp(
     quantile: float = 0.5,
     budget: float = 0.0,
 ) -> Part:
-    """x <- x + 1/k (sum_i min(1, clip / ||y_i - x||) (y_i - x) + N(0, (noise * clip)^2)), every
-    client counting the same
+    """x <- x + 1/k (sum_i min(1, clip / ||y_i - x||) (y_i - x) + N(0, (noise * clip)^2))
 
     Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's moves
     that were within the clip, with noise of its own of deviation max(1/20, noise/k); the move's
@@ -51,10 +50,11 @@ def dp(
     would. k are the clients that replied or, where each joins by a coin of its own
     (clients.sampling=poisson), those expected.
 
-    clip: the longest way of a client over all parameters that travel; the first one, where it
-        adapts. noise: the multiplier z; 0: clipping alone, no promise.
-    delta: at which epsilon is reported, well below 1 / clients. quantile: of the moves, to which the
-    clip adapts. budget: an epsilon at which the run stops before it is passed; 0: no limit.
+    Args:
+        clip: Largest norm of a client's update; the first value where it adapts.
+        noise: Noise multiplier z; 0: no guarantee. delta: At which epsilon is reported.
+        adaptive, quantile: Let the clip follow this quantile of the updates' norms.
+        budget: Epsilon not to exceed; 0: none.
     """
     check_arguments(clip, noise, delta, adaptive, quantile, budget)
 
@@ -82,15 +82,14 @@ def dp(
     def first_clip(start: ModelState, info: TaskInfo) -> Tree:
         return {"clip": torch.tensor(clip, dtype=torch.float64).to(info.dtype)}
 
+    follow = functools.partial(follow_quantile, noise, quantile)
     return Part(
         NAME,
         hyper={"clip": clip},
         client_weights=uniform_weights,
         aggregate=Aggregate(clip_and_sum, add_noise, is_decomposable=True),
         server_state=first_clip if adaptive else None,
-        update_server_state=functools.partial(follow_quantile, noise, quantile)
-        if adaptive
-        else None,
+        update_server_state=follow if adaptive else None,
         static=("noise", "delta", "adaptive", "quantile", "budget"),
         mechanisms=(Mechanism(CLIENT, MODEL, SERVER, noise, EACH_ROUND, 1, delta, budget),),
     )

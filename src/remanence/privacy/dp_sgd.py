@@ -32,12 +32,12 @@ def dp_sgd(
     batch, instead of their mean gradient.
 
     Regularizers such as FedProx's read no example and are added as they are. The accountant counts
-    every pass over a client's examples as one use of each of them: no credit is given for the order being
-    secret (batches are shuffled, not drawn by coins).
+    every pass over a client's examples as one use of each of them: no credit is given for the order
+    being secret (batches are shuffled, not drawn by coins).
 
     clip: the longest gradient of a row. noise: the multiplier z; 0: clipping alone, no promise.
-    delta: at which epsilon is reported, well below 1 / rows of a client. budget: an epsilon at which
-    the run stops before it is passed; 0: no limit.
+    delta: at which epsilon is reported, well below 1 / rows of a client. budget: an epsilon at
+    which the run stops before it is passed; 0: no limit.
     """
     check_range(clip > 0, NAME, "clip", "above 0", clip)
     check_range(noise >= 0, NAME, "noise", "of at least 0", noise)
@@ -85,7 +85,8 @@ def clipped_sum(rows: Params, weight: Tensor, limit: Tensor) -> Params:
     """The sum of the rows' gradients, none of which is longer than the limit over the whole model;
     padding, of weight 0, counts nothing.
 
-    >>> clipped_sum({"w": torch.tensor([[3.0, 4.0], [0.3, 0.4], [9.0, 9.0]])}, torch.tensor([1.0, 1.0, 0.0]), torch.tensor(1.0))
+    >>> gradients = {"w": torch.tensor([[3.0, 4.0], [0.3, 0.4], [9.0, 9.0]])}
+    >>> clipped_sum(gradients, torch.tensor([1.0, 1.0, 0.0]), torch.tensor(1.0))
     {'w': tensor([0.9000, 1.2000])}
 
     rows: [B, ...]; weight: [B]

@@ -1,4 +1,5 @@
-"""Label counts with noise of their own: nothing, not even the client's own loss, reads the true ones.
+"""Label counts with noise of their own: nothing, not even the client's own loss, reads the true
+ones.
 
 How many examples of each class a client has is sensitive, and Flashback sends it. The Gaussian
 mechanism (Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, appendix A)

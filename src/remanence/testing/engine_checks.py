@@ -36,8 +36,8 @@ from remanence.training.task import TrainingTask
 def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
     """Does this engine carry everything there and back, whatever the method?
 
-    Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and give a
-    client the same result whichever others are in the round.
+    Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and
+    give a client the same result whichever others are in the round.
 
     >>> check_engine(lambda task: VectorizedEngine(task, stack=2))
 
@@ -105,7 +105,8 @@ def _check_scores(
             )
             distance = max_rel_diff({"": said}, {"": wanted_said})[1]
             assert distance <= TOLERANCE, (
-                f"engine {engine.name} and sequential predict the public set differently: by {distance:.1e}"
+                f"engine {engine.name} and sequential predict the public set differently:"
+                f" by {distance:.1e}"
             )
     changed = max_rel_diff(before, {"params": models.params, "buffers": models.buffers})[1] > 0
     assert not changed, (
