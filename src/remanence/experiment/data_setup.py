@@ -130,15 +130,13 @@ def _partition_over_time(
     """Partition data that drift: the schedule assigns clients to clusters at every time step, the
     concepts define the data of each cluster.
     """
+    valid = float(config.data.validation)
     drift, call = config.drift, expressions.parse_call(config.drift.schedule)
     schedule = expressions.instantiate(call, DRIFT_SCHEDULES, "drift")
     concepts = make_concepts(drift.concepts, schedule.clusters, dataset)
     if drift.rows == "partition":
         kept = split_train_valid(
-            _partition(config, dataset, rows, key),
-            dataset.train.y,
-            float(config.data.validation),
-            key,
+            _partition(config, dataset, rows, key), dataset.train.y, valid, key
         )
         clients = len(kept.train.sizes)
         assignment = schedule(clients, drift.time_steps, key.fold_in("drift"))
@@ -156,14 +154,13 @@ def _partition_over_time(
             key.fold_in("drift"),
         )
         renew = drift.resample or ("changed" if call.name in ("staggered", "table") else "everyone")
-        valid = drift.validation or float(config.data.validation)
         dealt = drift_sampling.sample_examples(
             assignment,
             concepts,
             dataset.train,
             rows,
             drift.samples,
-            valid,
+            drift.validation or valid,
             renew,
             key.fold_in("drift"),
         )

@@ -1,6 +1,6 @@
 """The folder of a run: formats of its files, readers that check them, and checkpoints.
 
-Start with `run.py`: `Run` and `Comparison` read everything a run folder holds.
+Read `run.py` first: `Run` and `Comparison` read everything a run folder holds.
 
     run                 Run and Comparison; the names of the files
     columns             the columns of metrics.jsonl

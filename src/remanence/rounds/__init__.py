@@ -1,6 +1,6 @@
 """The round loop: what happens from one checkpoint to the next.
 
-Start with `loop.py`, which starts, resumes and trains a run, then read the round it repeats:
+Read `loop.py` first, which starts, resumes and trains a run, then read the round it repeats:
 `federated.py` with a server, `decentralized.py` without one. A round reads from top to bottom:
 
     sample     client_sampling    which clients are online, and which of them train

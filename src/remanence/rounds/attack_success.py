@@ -1,5 +1,5 @@
-"""How often an attack succeeds: models on test examples made for it, such as images with the trigger
-of a backdoor, which accuracy does not show.
+"""How often an attack succeeds: models on test examples made for it, such as images with a
+backdoor's trigger, which accuracy does not show.
 """
 
 from __future__ import annotations

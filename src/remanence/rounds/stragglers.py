@@ -145,7 +145,7 @@ def staleness_weight(age: int, a: float) -> float:
 
 
 def rebase_stale(late: Reply, base: ModelState, now: ModelState, round: int, a: float) -> Reply:
-    """Stale replies as replies of this round: the same update, from today's model, with less weight.
+    """Stale replies as replies of this round: the same update from today's model, with less weight.
 
     Used as models, they would pull the global model back to where they began.
 
