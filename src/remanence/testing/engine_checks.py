@@ -39,6 +39,7 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
     Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and
     give a client the same result whichever others are in the round.
 
+    >>> from remanence.engines.vectorized import VectorizedEngine
     >>> check_engine(lambda task: VectorizedEngine(task, stack=2))
 
     make_engine: called with a task; the engine is closed when it has been checked.
