@@ -118,7 +118,7 @@ def test_whoever_reads_a_model_has_it_fetched(method: str, changes: dict[str, An
 
 @pytest.mark.parametrize(("limit", "refused"), [(0.0, 0), (1e-9, 5)])
 def test_the_gate_sees_every_reply(limit: float, refused: int) -> None:
-    """Names, shapes, finite numbers and how far a model went are told by whoever holds it."""
+    """The worker that holds a model reports names, shapes, finiteness and the norm of the update."""
     experiment = small_experiment("fedavg", {"clients.sample": 5, "round.max_norm": limit})
     job = make_work(experiment, first_state(experiment), 1)
     engine = FarEngine(experiment.task)

@@ -58,15 +58,15 @@ def distilled(
 ) -> tuple[float, list[float]]:
     """-> the term of one row, and its gradient with respect to the student's logits"""
     logits = torch.tensor([student], dtype=torch.float64, requires_grad=True)
-    told = torch.tensor([teacher], dtype=torch.float64)
+    targets = torch.tensor([teacher], dtype=torch.float64)
     hyper = {
         "beta": torch.tensor(beta, dtype=torch.float64),
         "tau": torch.tensor(tau, dtype=torch.float64),
     }
-    ops: Any = SimpleNamespace(forward=lambda model: Output(told, told))
+    ops: Any = SimpleNamespace(forward=lambda model: Output(targets, targets))
     ctx: Any = SimpleNamespace(hyper=hyper, start=None)
     rows = distil_not_true(
-        Output(logits, logits), Batch(told, y, torch.ones(1), torch.zeros(1)), ops, ctx
+        Output(logits, logits), Batch(targets, y, torch.ones(1), torch.zeros(1)), ops, ctx
     )
     return float(rows.detach()), torch.autograd.grad(rows.sum(), logits)[0][0].tolist()
 

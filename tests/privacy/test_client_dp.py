@@ -118,7 +118,7 @@ def test_nobody_moves_the_model_further_than_the_clip_over_k() -> None:
 
 def test_where_clients_join_by_coins_the_sum_is_divided_by_those_expected() -> None:
     """Three of six are expected and two came, with moves (3, 0; 0, 0) and (0, 1; 0, 0), clip 2:
-    (2, 1; 0, 0) / 3. So the number that came is not told.
+    (2, 1; 0, 0) / 3. So the number of replies is not revealed.
     """
     experiment = small_experiment(
         dp(clip=2, noise=0), {"clients.sample": 3, "clients.sampling": "poisson"}

@@ -217,7 +217,7 @@ def test_models_are_refused_where_opacus_would_refuse_them(name: str) -> None:
     if ModuleValidator.is_valid(module):
         small_experiment("fedavg+dp_sgd", changes, module=module)
     else:
-        with pytest.raises(InputError, match="batch norm mixes rows: use a model with group norm"):
+        with pytest.raises(InputError, match="batch norm mixes examples: use a model with group norm"):
             small_experiment("fedavg+dp_sgd", changes, module=module)
 
 
@@ -264,12 +264,12 @@ def test_it_resumes_exactly(tmp_path: Path) -> None:
     )
     start_run(spec.model_copy(update={"rounds": 1}), tmp_path / "broken")
     runs = start_run(spec, tmp_path / "straight"), resume_run(tmp_path / "broken", rounds=2)
-    told = [
+    reported = [
         [(line["split"], line["loss"], line["epsilon_example"]) for line in run.metrics]
         for run in runs
     ]
-    assert told[0] == told[1]
-    assert told[0][-1][2] is not None
+    assert reported[0] == reported[1]
+    assert reported[0][-1][2] is not None
 
 
 # ----------------------------------------------------------------------------------------- refusals
@@ -284,13 +284,13 @@ def test_it_resumes_exactly(tmp_path: Path) -> None:
         ),
         (
             "fedavg+wsm+dp_sgd",
-            "dp_sgd and wsm cannot be combined: wsm weighs every row by the label counts of"
+            "dp_sgd and wsm cannot be combined: wsm weighs every example by the label counts of"
             " all; add dp_counts",
         ),
         ("fedwavg+dp_sgd", r"fedwavg sends how many rows were forgotten; write fedwavg\(noise=5\)"),
         ("scaffold(option=1)+dp_sgd", r"write scaffold\(option=2\)"),
-        ("hast+dp_sgd", "hast tries models on a client's rows"),
-        ("feddrift+dp_sgd", "feddrift tries models on a client's rows"),
+        ("hast+dp_sgd", "hast evaluates models on a client's examples"),
+        ("feddrift+dp_sgd", "feddrift evaluates models on a client's examples"),
         ("fedreg+dp_sgd", "both replace the way the gradient is taken"),
     ],
 )
@@ -301,7 +301,7 @@ def test_what_would_let_a_row_be_felt_is_refused(method: str, words: str) -> Non
 
 def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
     with pytest.raises(
-        InputError, match="dp_sgd clips the gradient of every single row, and batch norm mixes rows"
+        InputError, match="dp_sgd clips the gradient of every single example, and batch norm mixes examples"
     ):
         small_experiment("fedavg+dp_sgd", EQUAL, module=batch_norm_net())
     experiment = small_experiment(

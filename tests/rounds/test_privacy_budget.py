@@ -224,7 +224,7 @@ def test_without_a_promise_nothing_is_said(tmp_path: Path) -> None:
     run = run_small("fedavg+dp_sgd(noise=0)", tmp_path / "run", {"rounds": 1}, said)
     assert said == []
     assert not [name for name in run.metrics[0] if name.startswith("epsilon")]
-    assert "promises" not in run.metadata
+    assert "guarantees" not in run.metadata
     assert list_guarantees(group_runs([run])) == []
     assert 'id="privacy"' not in render_report([run])
 
@@ -254,7 +254,7 @@ def test_two_promises_and_the_shorter_counts() -> None:
     assert set(epsilon_spent(both, 3)) == {"epsilon", "epsilon_example"}
     written = to_metadata(both, 5)
     assert written["last_round"] == 4
-    assert [promise["budget"] for promise in written["promises"]] == [50.0, 4.5]
+    assert [promise["budget"] for promise in written["guarantees"]] == [50.0, 4.5]
     assert to_metadata((), 5) == {}
 
 

@@ -8,5 +8,5 @@
     model         a user's network as a pure function of its parameters
     pytree, rng   trees of tensors, and randomness as a function of keys
 
-Start with `slots`. This package imports no other package of remanence.
+Begin with `slots`. This package imports no other package of remanence.
 """

@@ -39,8 +39,8 @@ def list_guarantees(groups: Sequence[Group]) -> list[PrivacyRow]:
     rows: dict[tuple[str, str, str], tuple[Group, list[Run], dict[str, object]]] = {}
     for group in groups:
         for run in group.runs:
-            for guarantee in run.metadata.get("promises", []):
-                key = (group.label, str(guarantee["whom"]), str(guarantee["basis"]))
+            for guarantee in run.metadata.get("guarantees", []):
+                key = (group.label, str(guarantee["unit"]), str(guarantee["basis"]))
                 rows.setdefault(key, (group, [], guarantee))[1].append(run)
     return [_describe_guarantee(group, runs, guarantee) for group, runs, guarantee in rows.values()]
 
@@ -48,7 +48,7 @@ def list_guarantees(groups: Sequence[Group]) -> list[PrivacyRow]:
 def _describe_guarantee(
     group: Group, runs: Sequence[Run], guarantee: dict[str, object]
 ) -> PrivacyRow:
-    unit, name = UNITS.get(str(guarantee["whom"]), (str(guarantee["whom"]), "epsilon"))
+    unit, name = UNITS.get(str(guarantee["unit"]), (str(guarantee["unit"]), "epsilon"))
     spent = [found for run in runs if (found := _last(run, name)) is not None]
     budget = guarantee["budget"]
     return PrivacyRow(

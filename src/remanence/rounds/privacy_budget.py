@@ -1,14 +1,13 @@
-"""What a run promises of privacy: of whole clients (`dp`), of single examples (`dp_sgd`,
-`dp_counts`), of both or of nothing.
+"""The privacy guarantees of a run: for whole clients, for single examples, for both or none.
 
-A promise about examples rests on the Gaussian mechanism alone. Neighbors are two data sets of
-which one has an example that contributes nothing, everything else being equal; how many rows a
-client has is taken to be known. In one pass over a client's rows an example is in exactly one
-batch, and the order of the rows does not depend on them: however many steps a pass has, it is one
-Gaussian mechanism for that example, with multiplier `noise`. Passes, label counts and other counts
-add up: the distance mu of two unit Gaussians grows as mu^2 = sum of 1 / noise^2 over all looks at
-the example. No credit is taken for the batches being random, nor for a client being in some rounds
-only: papers that assume examples drawn by coins of their own report less.
+They are composed from the mechanisms that the method's parts declare. A guarantee for examples
+rests on the Gaussian mechanism alone. Two data sets are neighbors if one has an example that
+contributes nothing and all else is equal; the number of a client's examples is public. In one pass
+over a client's data an example is in exactly one batch, and the order does not depend on the data:
+a pass is one Gaussian mechanism for that example, with multiplier `noise`. Passes, label counts and
+other counts add up: mu^2 = sum of 1 / noise^2 over all exposures of the example. No amplification
+is claimed for shuffled batches, nor for clients that are in some rounds only; papers that assume
+Poisson sampling of examples report a smaller epsilon.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from remanence.training.task import TrainingTask
 
 
 class PrivacyGuarantee(Protocol):
-    """Of whom, how much is told after so many rounds, and how long a budget lasts."""
+    """The unit it protects, epsilon after a number of rounds, and how long a budget lasts."""
 
     @property
     def unit(self) -> str: ...
@@ -62,7 +61,7 @@ class PrivacyGuarantee(Protocol):
 
 @dataclass(frozen=True)
 class ExampleGuarantee:
-    """What a run promises any one example of any client. Costs are in mu^2."""
+    """What a run guarantees any one example of any client. Costs are in mu^2."""
 
     delta: float
     budget: float  # an epsilon that the run does not pass; 0: none
@@ -207,7 +206,7 @@ def _first_set(mechanisms: Sequence[Mechanism], field: str) -> float:
 
 
 def count_passes(task: TrainingTask) -> int:
-    """How often a round looks at an example at most: epochs, or with a number of steps as often
+    """The most passes of a round over an example: epochs, or with a number of steps as often
     as the client with fewest rows has to begin again.
     """
     sizes = np.unique(
@@ -229,54 +228,54 @@ def count_passes(task: TrainingTask) -> int:
     return passes
 
 
-def last_round(promises: Sequence[PrivacyGuarantee], planned: int) -> int:
-    """The last round that all promises allow."""
-    return min((promise.last_round(planned) for promise in promises), default=planned)
+def last_round(guarantees: Sequence[PrivacyGuarantee], planned: int) -> int:
+    """The last round that all guarantees allow."""
+    return min((guarantee.last_round(planned) for guarantee in guarantees), default=planned)
 
 
-def describe_guarantees(promises: Sequence[PrivacyGuarantee], rounds: int) -> list[str]:
-    """What the run amounts to, a sentence each; without the package that computes it, that it
-    is not known.
+def describe_guarantees(guarantees: Sequence[PrivacyGuarantee], rounds: int) -> list[str]:
+    """One sentence per guarantee; where the accounting package is missing, that epsilon is not
+    known.
     """
-    said = []
-    for promise in promises:
+    sentences = []
+    for guarantee in guarantees:
         try:
-            said.append(promise.describe(rounds))
+            sentences.append(guarantee.describe(rounds))
         except InputError as missing:
-            said.append(f"epsilon is not known: {missing}")
-    return said
+            sentences.append(f"epsilon is not known: {missing}")
+    return sentences
 
 
-def to_metadata(promises: Sequence[PrivacyGuarantee], planned: int) -> dict[str, Any]:
-    """For the run's folder: what is promised, what it rests on, and the last round where a
-    budget ends the run before the planned one.
+def to_metadata(guarantees: Sequence[PrivacyGuarantee], planned: int) -> dict[str, Any]:
+    """Metadata of the run: guarantees, what they rest on, and the last round if a budget ends the
+    run before the planned one.
     """
-    if not promises:
+    if not guarantees:
         return {}
-    last = last_round(promises, planned)
-    told = [
+    last = last_round(guarantees, planned)
+    guarantees_table = [
         {
-            "whom": promise.unit,
-            "delta": promise.delta,
-            "budget": promise.budget,
-            "basis": promise.basis,
+            "unit": guarantee.unit,
+            "delta": guarantee.delta,
+            "budget": guarantee.budget,
+            "basis": guarantee.basis,
         }
-        for promise in promises
+        for guarantee in guarantees
     ]
-    return {"promises": told} | ({"last_round": last} if last < planned else {})
+    return {"guarantees": guarantees_table} | ({"last_round": last} if last < planned else {})
 
 
-def epsilon_spent(promises: Sequence[PrivacyGuarantee], rounds: int) -> dict[str, float | None]:
-    """For the line about a round: epsilon of clients and of examples, each where it is
-    promised; None where it is not known.
+def epsilon_spent(guarantees: Sequence[PrivacyGuarantee], rounds: int) -> dict[str, float | None]:
+    """Epsilon of clients and of examples for a round's metrics, where guaranteed; None where it is
+    not known.
     """
     found: dict[str, float | None] = {}
-    for promise in promises:
+    for guarantee in guarantees:
         try:
-            value = promise.epsilon(rounds)
+            value = guarantee.epsilon(rounds)
         except InputError:
             value = math.inf
-        found["epsilon" if promise.unit == "client" else f"epsilon_{promise.unit}"] = (
+        found["epsilon" if guarantee.unit == "client" else f"epsilon_{guarantee.unit}"] = (
             value if math.isfinite(value) else None
         )
     return found
