@@ -217,7 +217,9 @@ def test_models_are_refused_where_opacus_would_refuse_them(name: str) -> None:
     if ModuleValidator.is_valid(module):
         small_experiment("fedavg+dp_sgd", changes, module=module)
     else:
-        with pytest.raises(InputError, match="batch norm mixes examples: use a model with group norm"):
+        with pytest.raises(
+            InputError, match="batch norm mixes examples: use a model with group norm"
+        ):
             small_experiment("fedavg+dp_sgd", changes, module=module)
 
 
@@ -301,7 +303,8 @@ def test_what_would_let_a_row_be_felt_is_refused(method: str, words: str) -> Non
 
 def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
     with pytest.raises(
-        InputError, match="dp_sgd clips the gradient of every single example, and batch norm mixes examples"
+        InputError,
+        match="dp_sgd clips the gradient of every single example, and batch norm mixes examples",
     ):
         small_experiment("fedavg+dp_sgd", EQUAL, module=batch_norm_net())
     experiment = small_experiment(
