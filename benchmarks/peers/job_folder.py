@@ -57,7 +57,7 @@ def write_job(name: str, folder: Path, changes: Mapping[str, Any]) -> dict[str, 
             local.steps,
             local.drop_last,
         )
-        plan[f"order_{client}"] = in_epochs(batches.rows, batches.batch_sizes, size)
+        plan[f"order_{client}"] = in_epochs(batches.indices, batches.batch_sizes, size)
     if task.train.mean is None or task.train.std is None:
         raise ValueError("the jobs for other simulators are made of images, which are normalized")
     plan |= {"mean": task.train.mean.numpy(), "std": task.train.std.numpy()}
