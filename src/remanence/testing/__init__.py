@@ -9,7 +9,7 @@ that names the problem and its cause. They are made for your own tests:
         check_method(my_method(strength=0.5) + wsm())
 
 `method_checks` (with `part_checks`), `engine_checks` and `model_checks` hold one checker each,
-`running` what they share, `toy_task` the built-in task and `comparing` how results are compared.
+`running` what they share, `toy_task` the built-in task and how results are compared.
 The package may import all packages below the applications; nothing but tests and `extend` imports
 it.
 """
