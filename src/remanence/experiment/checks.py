@@ -100,5 +100,9 @@ def _find_uncovered(p: Part, paths: list[str], method: ComposedMethod) -> str:
 
 
 def is_protected(disclosure: Disclosure, method: ComposedMethod) -> bool:
-    """Is there a part in the method whose noise covers this value?"""
-    return any(p.name == disclosure.protected_by for p, m in method.mechanisms if m.noise)
+    """Does a part of the method draw noise for this value at the client, before it leaves?"""
+    return any(
+        p.name == disclosure.protected_by
+        for p, m in method.mechanisms
+        if m.noise and m.drawn_at == CLIENT
+    )
