@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from remanence.config import Experiment
-from remanence.core.compose import parse_method
+from remanence.core.compose import SERVER_SLOTS, parse_method
 from remanence.core.engine import Engine
 from remanence.core.errors import InputError
 from remanence.core.slots import Method, Part
@@ -33,17 +33,8 @@ from remanence.methods import PARTS
 from remanence.training.task import TrainingTask
 
 PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # data sets with the same files everywhere
-SERVER_SLOTS = (
-    "client_weights",
-    "aggregate",
-    "server_update",
-    "server_train",
-    "update_server_state",
-    "server_state",
-    "broadcast",
-    "model_assignment",
-    "peers",
-)
+# slots that a site leaves empty; fine-tuning of personal models runs there
+NOT_AT_SITES = ({*SERVER_SLOTS} - {"personalize"}) | {"peers"}
 
 
 @dataclass(frozen=True)
@@ -238,5 +229,5 @@ def _normalize_with(
 
 def _client_side(p: Part) -> Part:
     """A part without its server functions, which may need what no single site has."""
-    unset: dict[str, Any] = dict.fromkeys(SERVER_SLOTS)
+    unset: dict[str, Any] = dict.fromkeys(NOT_AT_SITES)
     return replace(p, needs_public_data=False, **unset)
