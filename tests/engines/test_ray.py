@@ -225,6 +225,8 @@ def mishap(armed: Path, client: int, *, kind: str) -> Part:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif kind.endswith("hung"):
                 time.sleep(600)
+            with open(path, "a") as file:
+                file.write("raised\n")
             raise ValueError("the part's own mistake")
         return {"visits": ctx.client_state["visits"] + 1}, {}
 
@@ -273,13 +275,12 @@ def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_pat
         wait_for_workers(engine)  # starting may take longer than that on a busy machine
         before = len(engine.assemble().losses)
         state, _ = run_rounds(experiment, engine, 2)
-        losses = engine.assemble().losses[before:]
+        losses = [loss for loss in engine.assemble().losses[before:] if "another does" in loss]
     assert not armed.exists()
     assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
     assert [int(state.client_states[client]["mishap"]["visits"]) for client in range(6)] == [2] * 6
     assert losses
-    assert "another does its work" in losses[0]
-    assert ("did not answer in 10 s" in losses[0]) == (kind == "once hung")
+    assert any("did not answer in 10 s" in loss for loss in losses) == (kind == "once hung")
 
 
 def test_work_that_kills_every_worker_ends_the_run(cluster: Any, tmp_path: Path) -> None:
@@ -302,10 +303,11 @@ def test_a_mistake_in_a_part_is_told_and_not_tried_again(cluster: Any, tmp_path:
     armed.touch()
     experiment = small_experiment(mishap(armed, 0, kind="raised"), WHOLE)
     with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
-        before = len(engine.assemble().losses)
+        wait_for_workers(engine)
         with pytest.raises(RunFailed, match="the part's own mistake"):
             list(engine.train(make_work(experiment, first_state(experiment), 1)))
-        assert len(engine.assemble().losses) == before
+        wait_for_workers(engine)  # a call made again would have been answered by now
+    assert armed.read_text() == "raised\n"
 
 
 def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> None:
