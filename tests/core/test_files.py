@@ -65,7 +65,7 @@ def test_sha256_of_nothing_is_the_known_one() -> None:
             "the disk that holds .* is full: nothing saved so far is lost; .* remanence resume",
         ),
         (errno.EDQUOT, RunFailed, "is full"),
-        (errno.EROFS, InputError, "cannot write to .*: choose another --out"),
+        (errno.EROFS, InputError, "cannot write to .*: choose another folder"),
         (errno.EACCES, InputError, "cannot write to"),
         (errno.EPERM, InputError, "cannot write to"),
     ],
@@ -73,8 +73,19 @@ def test_sha256_of_nothing_is_the_known_one() -> None:
 def test_a_full_or_closed_disk_is_explained(
     tmp_path: Path, number: int, kind: type[Exception], sentence: str
 ) -> None:
-    with pytest.raises(kind, match=sentence), files.translate_disk_errors(tmp_path):
+    with (
+        pytest.raises(kind, match=sentence),
+        files.translate_disk_errors(tmp_path, resumable=True),
+    ):
         raise OSError(number, os.strerror(number))
+
+
+def test_a_full_disk_names_resume_only_where_there_is_a_run(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunFailed, match=r"free some space, then repeat the command$"),
+        files.translate_disk_errors(tmp_path),
+    ):
+        raise OSError(errno.ENOSPC, "full")
 
 
 def test_other_errors_keep_their_own_name(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_full_disk_keeps_the_old_report(tmp_path: Path, small_disk: Path) -> N
 
 
 def test_a_read_only_folder_is_rejected(tmp_path: Path, closed_folder: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot write to .*: choose another --out"):
+    with pytest.raises(InputError, match=r"cannot write to .*: choose another folder"):
         start_run(small_spec(rounds=1), closed_folder / "run", module=seeded_net())
     start_run(small_spec(rounds=1), tmp_path / "run", module=seeded_net())
     with pytest.raises(InputError, match="cannot write to"):

@@ -50,19 +50,26 @@ def sha256(content: bytes) -> str:
 
 
 @contextmanager
-def translate_disk_errors(folder: Path) -> Iterator[None]:
-    """A full or read-only disk in one sentence; what was saved before stays good."""
+def translate_disk_errors(folder: Path, *, resumable: bool = False) -> Iterator[None]:
+    """Raise one sentence for a full or read-only disk; what was saved before stays valid.
+
+    Args:
+        folder: The folder that is written to.
+        resumable: Whether it holds a run that `remanence resume` continues; otherwise the message
+            says to repeat the command.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            go_on = f"remanence resume {folder}" if resumable else "repeat the command"
             raise RunFailed(
                 f"the disk that holds {folder} is full: nothing saved so far is lost; free"
-                f" some space, then remanence resume {folder}"
+                f" some space, then {go_on}"
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             raise InputError(
-                f"cannot write to {folder} ({error.strerror}): choose another --out"
+                f"cannot write to {folder} ({error.strerror}): choose another folder"
             ) from error
         raise
 

@@ -82,7 +82,7 @@ def start_run(
     experiment = replace(experiment, metadata=experiment.metadata | {"objects": given})
     experiment, _ = resolve_engine(experiment, progress, choice)
     create_output_dir(out, overwrite, (SPEC, COMPARISON))
-    with translate_disk_errors(out), lock(out):
+    with translate_disk_errors(out, resumable=True), lock(out):
         _write_experiment(out, experiment, experiment.metadata | privacy_metadata(experiment))
         return train(experiment, out, progress, time_limit or TimeLimit(None), title, engine_for)
 
@@ -117,7 +117,7 @@ def resume_run(
     run = Run(folder)
     _check_objects(run, {"method": method, "model": module, "data": source})
     config = run.config if rounds is None else _extend(run, rounds)
-    with translate_disk_errors(folder), lock(folder):
+    with translate_disk_errors(folder, resumable=True), lock(folder):
         experiment = build(config, method=method, module=module, source=source)
         check_same_data(experiment, run.metadata)
         if config != run.config:

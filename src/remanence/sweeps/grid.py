@@ -118,7 +118,7 @@ def start_comparison(
         "specs": {c.name: c.spec.model_dump(mode="json", exclude_none=True) for c in cells},
     }
     create_output_dir(out, overwrite, (SPEC, COMPARISON))
-    with translate_disk_errors(out), lock(out):
+    with translate_disk_errors(out, resumable=True), lock(out):
         write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
         _run_grid(cells, out, choice, progress, time_limit, batch_runs, module, source)
     return Comparison(out)
@@ -145,7 +145,7 @@ def resume_comparison(
         )
         for c in plan["cells"]
     ]
-    with translate_disk_errors(folder), lock(folder):
+    with translate_disk_errors(folder, resumable=True), lock(folder):
         _run_grid(
             cells,
             folder,
