@@ -7,13 +7,13 @@ import torch
 
 from remanence.core.compose import (
     EXCLUSIVE_SLOTS,
-    SLOT_WORDS,
     ComposedMethod,
     check,
     describe,
     parse_method,
     part,
 )
+from remanence.core.declarations import CLIENT, EACH_ROUND, EXAMPLE, Disclosure, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.expressions import options_of
 from remanence.core.slots import (
@@ -65,7 +65,7 @@ FILLINGS: dict[str, Any] = {
 
 
 def test_every_slot_for_one_is_tried_here() -> None:
-    assert set(FILLINGS) == set(EXCLUSIVE_SLOTS) == set(SLOT_WORDS)
+    assert set(FILLINGS) == set(EXCLUSIVE_SLOTS)
 
 
 @pytest.mark.parametrize("slot", EXCLUSIVE_SLOTS)
@@ -73,8 +73,8 @@ def test_two_parts_that_fill_the_same_slot_are_refused_with_both_names(slot: str
     first, second = Part("zebra", **{slot: FILLINGS[slot]}), Part("ant", **{slot: FILLINGS[slot]})
     with pytest.raises(
         InputError,
-        match=f"zebra and ant cannot be combined: both replace the {SLOT_WORDS[slot]}; keep one of"
-        " them",
+        match=f"zebra and ant cannot be combined: both replace the {EXCLUSIVE_SLOTS[slot]}; keep"
+        " one of them",
     ):
         ComposedMethod(first + second)
     check(first + Part("ant"))
@@ -91,6 +91,20 @@ def test_a_transform_with_an_unknown_stage_is_refused() -> None:
         InputError, match="odd: a transform's stage is one of correct, clip, noise, not 'later'"
     ):
         check(Method((odd,)))
+
+
+@pytest.mark.parametrize(
+    ("field", "word"),
+    [("unit", "Client"), ("covers", "total"), ("drawn_at", "site"), ("spent", "step")],
+)
+def test_a_mechanism_with_an_unknown_word_is_refused(field: str, word: str) -> None:
+    """A word that nothing reads would hide the noise from the accountant or from sites."""
+    noise = Mechanism(EXAMPLE, "count", CLIENT, 1.0, EACH_ROUND)
+    shown = {"count": Disclosure("examples")}
+    check(Method((Part("mine", discloses=shown, mechanisms=(noise,)),)))
+    mistyped = Part("mine", discloses=shown, mechanisms=(noise._replace(**{field: word}),))
+    with pytest.raises(InputError, match=f"mine: {field} of a Mechanism is one of .*'{word}'"):
+        check(Method((mistyped,)))
 
 
 def test_methods_are_joined_in_the_order_written() -> None:

@@ -293,7 +293,7 @@ def test_it_resumes_exactly(tmp_path: Path) -> None:
         ("scaffold(option=1)+dp_sgd", r"write scaffold\(option=2\)"),
         ("hast+dp_sgd", "hast evaluates models on a client's examples"),
         ("feddrift+dp_sgd", "feddrift evaluates models on a client's examples"),
-        ("fedreg+dp_sgd", "both replace the way the gradient is taken"),
+        ("fedreg+dp_sgd", "both replace the computation of the gradient"),
     ],
 )
 def test_what_would_let_a_row_be_felt_is_refused(method: str, words: str) -> None:

@@ -1,4 +1,4 @@
-"""Parts become a method: merged slot by slot, refused where two fill the same one.
+"""Compose parts into a method, slot by slot, and check that they fit together.
 
 `ComposedMethod` is what the rest of the program reads: every function is bound to the subtree of
 its own part, so that names cannot clash and no function reads another part's state.
@@ -14,7 +14,18 @@ from dataclasses import replace
 from typing import Any, ParamSpec
 
 from remanence.core import expressions
-from remanence.core.declarations import LABEL_COUNTS, REVEALS, Mechanism
+from remanence.core.declarations import (
+    CLIENT,
+    EACH_PASS,
+    EACH_ROUND,
+    EACH_TIME_STEP,
+    EXAMPLE,
+    LABEL_COUNTS,
+    MODEL,
+    REVEALS,
+    SERVER,
+    Mechanism,
+)
 from remanence.core.errors import InputError
 from remanence.core.slots import (
     STAGES,
@@ -27,18 +38,40 @@ from remanence.core.slots import (
 )
 from remanence.core.types import TaskInfo
 
-EXCLUSIVE_SLOTS = (
-    "loss",
-    "gradient",
-    "optimizer",
+# slots that at most one part of a method fills, and what messages call them
+EXCLUSIVE_SLOTS = {
+    "loss": "loss",
+    "gradient": "computation of the gradient",
+    "optimizer": "local optimizer",
+    "client_weights": "weights of the clients",
+    "aggregate": "aggregation of replies",
+    "server_update": "server's optimizer",
+    "server_train": "training at the server",
+    "phases": "phases of local training",
+    "peers": "choice of peers",
+    "model_assignment": "assignment of clients to global models",
+    "privatize_stats": "protection of label counts",
+    "personalize": "fine-tuning of personal models",
+}
+# slots that have no meaning without a server
+SERVER_SLOTS = (
     "client_weights",
     "aggregate",
     "server_update",
     "server_train",
-    "phases",
-    "peers",
+    "update_server_state",
+    "server_state",
+    "broadcast",
     "model_assignment",
-    "privatize_stats",
+    "personalize",
+)
+# slots that belong to a single global model
+STATEFUL_SERVER_SLOTS = (
+    "server_state",
+    "broadcast",
+    "server_train",
+    "update_server_state",
+    "personal",
     "personalize",
 )
 
@@ -46,7 +79,7 @@ P = ParamSpec("P")
 
 
 def part(constructor: Callable[P, Part]) -> Callable[P, Part]:
-    """Mark a constructor: the part it returns remembers the arguments it was made with,
+    """Decorate the constructor of a part: the part records the arguments it was made with,
     defaults included.
     """
     signature = inspect.signature(constructor)
@@ -61,8 +94,14 @@ def part(constructor: Callable[P, Part]) -> Callable[P, Part]:
 
 
 def parse_method(text: str, table: Mapping[str, Callable[..., Part]]) -> Method:
-    """`fedprox(mu=0.1)+wsm` -> a method, with a sentence for everything that can be wrong about
-    it.
+    """Parse a method such as `fedprox(mu=0.1)+wsm`.
+
+    Args:
+        text: Parts joined by `+`.
+        table: The constructors of parts by name.
+
+    Raises:
+        InputError: The text cannot be read, or its parts do not fit together.
     """
     return check(
         Method(
@@ -75,16 +114,16 @@ def parse_method(text: str, table: Mapping[str, Callable[..., Part]]) -> Method:
 
 
 def check(method: Method) -> Method:
-    """Refuse parts that do not fit together."""
+    """Raise `InputError` for parts that do not fit together; return the method."""
     for name, count in Counter(p.name for p in method.parts).items():
         if count > 1:
             raise InputError(f"method {describe(method)!r} has {name} twice: write it once")
-    for slot in EXCLUSIVE_SLOTS:
+    for slot, words in EXCLUSIVE_SLOTS.items():
         filled = [p.name for p in method.parts if getattr(p, slot) is not None]
         if len(filled) > 1:
             raise InputError(
-                f"{filled[0]} and {filled[1]} cannot be combined: both replace the"
-                f" {SLOT_WORDS[slot]}; keep one of them"
+                f"{filled[0]} and {filled[1]} cannot be combined: both replace the {words};"
+                " keep one of them"
             )
     without_server = next((p.name for p in method.parts if p.peers is not None), None)
     for p in method.parts if without_server else ():
@@ -121,48 +160,23 @@ def _check_declarations(p: Part) -> None:
                 f"{p.name}: {path} reveals one of {', '.join(REVEALS)}, not {disclosure.reveals!r}"
             )
     for mechanism in p.mechanisms:
+        # a mistyped word would hide noise from the accountant, or from sites that draw it in secret
+        for field, allowed in (
+            ("unit", (CLIENT, EXAMPLE)),
+            ("covers", (MODEL, LABEL_COUNTS, *p.discloses)),
+            ("drawn_at", (CLIENT, SERVER)),
+            ("spent", (EACH_PASS, EACH_ROUND, EACH_TIME_STEP)),
+        ):
+            if getattr(mechanism, field) not in allowed:
+                raise InputError(
+                    f"{p.name}: {field} of a Mechanism is one of {', '.join(allowed)}, not"
+                    f" {getattr(mechanism, field)!r}"
+                )
         if mechanism.covers == LABEL_COUNTS and p.privatize_stats is None:
             raise InputError(
                 f"{p.name} declares noise on label counts and does not fill privatize_stats:"
                 " draw the noise there"
             )
-
-
-SLOT_WORDS = {
-    "loss": "loss",
-    "gradient": "way the gradient is taken",
-    "optimizer": "local optimizer",
-    "client_weights": "weights of the clients",
-    "aggregate": "way replies are combined",
-    "server_update": "server's optimizer",
-    "server_train": "server's refinement",
-    "phases": "phases of local training",
-    "peers": "choice of peers",
-    "model_assignment": "assignment of clients to global models",
-    "privatize_stats": "way label counts are shown",
-    "personalize": "fine-tuning of personal models",
-}
-
-SERVER_SLOTS = (
-    "client_weights",
-    "aggregate",
-    "server_update",
-    "server_train",
-    "update_server_state",
-    "server_state",
-    "broadcast",
-    "model_assignment",
-    "personalize",
-)  # nothing for them without a server
-# what belongs to one global model alone
-STATEFUL_SERVER_SLOTS = (
-    "server_state",
-    "broadcast",
-    "server_train",
-    "update_server_state",
-    "personal",
-    "personalize",
-)
 
 
 def describe(method: Method) -> str:
@@ -189,9 +203,7 @@ class BoundHook:
 
 
 def scope_context(ctx: Any, name: str) -> Any:
-    """The context, of a client, of the server or of all peers, as the part of that name may see
-    it.
-    """
+    """A context of a client, of the server or of peers, with the subtrees of one part only."""
     subtrees = [
         field
         for field in ("broadcast", "client_state", "tracker_state", "state", "hyper")
@@ -201,8 +213,8 @@ def scope_context(ctx: Any, name: str) -> Any:
 
 
 class ComposedMethod:
-    """A method ready to run: iterate over a slot's functions, in name order so that sums have
-    stable bits.
+    """A checked method with its hooks by slot. Parts are in the order of their names, so that sums
+    over them have stable bits.
     """
 
     def __init__(self, method: Method):
@@ -210,17 +222,16 @@ class ComposedMethod:
         self.parts = tuple(sorted(method.parts, key=lambda p: p.name))
 
     def hook(self, slot: str) -> BoundHook | None:
-        """The function of a slot that at most one part fills."""
-        return next(
-            (BoundHook(p, getattr(p, slot)) for p in self.parts if getattr(p, slot) is not None),
-            None,
-        )
+        """The function of a slot that at most one part fills; None where no part does."""
+        p = self.part_filling(slot)
+        return None if p is None else BoundHook(p, getattr(p, slot))
 
     def hooks(self, slot: str) -> list[BoundHook]:
         """All functions of a slot that any number of parts fill."""
         return [BoundHook(p, function) for p, function in self._filled(slot)]
 
     def part_filling(self, slot: str) -> Part | None:
+        """The part that fills a slot; None where no part does."""
         return next((p for p in self.parts if getattr(p, slot) is not None), None)
 
     def trackers(self, half: str) -> list[BoundHook]:
