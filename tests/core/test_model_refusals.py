@@ -89,13 +89,13 @@ REFUSALS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "an LSTM with dropout": (
         lambda: Sequence(nn.LSTM(5, 4, 2, batch_first=True, dropout=0.1)),
         (6, 5),
-        r"layer layer \(LSTM\) drops out inside.*set its dropout to 0 and put an"
+        r"layer layer \(LSTM\) has dropout inside.*set its dropout to 0 and put an"
         r" nn.Dropout after it",
     ),
     "attention with dropout": (
         lambda: nn.Sequential(nn.MultiheadAttention(4, 2, dropout=0.1), nn.Linear(4, CLASSES)),
         (6, 4),
-        r"layer 0 \(MultiheadAttention\) drops out inside.*set its dropout to 0",
+        r"layer 0 \(MultiheadAttention\) has dropout inside.*set its dropout to 0",
     ),
     "alpha dropout": (
         lambda: nn.Sequential(nn.AlphaDropout(), nn.Linear(5, CLASSES)),

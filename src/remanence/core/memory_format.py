@@ -1,8 +1,8 @@
-"""Networks that depend on how images lie in memory.
+"""Networks that fail on channels-last images.
 
-Engines lay images out with the channels innermost, which convolutions like. A network that views
-them as rows (`x.view(len(x), -1)`, as in many a tutorial) fails on them then, and is called with
-`reshape` in place of `view`: the same numbers, copied where they must be.
+Engines store images channels last, which makes convolutions faster. A network that calls
+`x.view(len(x), -1)`, as many tutorials do, then fails. It is called with `reshape` in place of
+`view`, which returns the same numbers and copies them where necessary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class ViewAsReshape(TorchFunctionMode):
-    """While it is on, `view` copies where it must."""
+    """While it is active, `view` is `reshape`."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -31,35 +31,27 @@ class ViewAsReshape(TorchFunctionMode):
 
 
 class ChannelsLast(TorchFunctionMode):
-    """While it is on, convolutions answer in the layout in which engines may compute them."""
+    """While it is active, convolutions return channels-last images, as some engines do."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        answer = function(*args, **(kwargs or {}))
-        return (
-            answer.contiguous(memory_format=torch.channels_last)
-            if function is torch.conv2d and answer.dim() == 4
-            else answer
-        )
+        result = function(*args, **(kwargs or {}))
+        return to_channels_last(result) if function is torch.conv2d else result
 
 
 def depends_on_layout(predict: Callable[[Tensor], Any], example: Tensor) -> bool:
-    """Does a network fail where the channels are innermost? example: rows that it takes as they
-    lie
-    """
+    """Whether a network fails on channels-last images. example: inputs that it accepts"""
     if example.dim() != 4:
         return False
     try:
         with torch.no_grad(), ChannelsLast():
-            predict(example.contiguous(memory_format=torch.channels_last))
+            predict(to_channels_last(example))
     except RuntimeError:
         return True
     return False
 
 
 def to_channels_last(x: Tensor) -> Tensor:
-    """Images, and the filters they are convolved with, as convolutions on a CPU like them: with
-    the channels innermost.
-    """
+    """Images or filters, channels last; tensors of other dimensions are returned unchanged."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x

@@ -1,8 +1,8 @@
 """A user's nn.Module as a pure function of its parameters.
 
 `Model.apply(params, buffers, x)` returns logits, features and new buffers and changes nothing. The
-module itself is copied once and only ever serves as a template. Dropout is rewritten to draw from
-keys; what cannot be made pure is refused with the cure.
+module is copied and serves as a template only. Dropout layers are replaced by layers that draw from
+keys. A module that cannot be made pure is rejected, and the error says what to change.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
 
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, first_line
 from remanence.core.memory_format import ViewAsReshape, depends_on_layout
 from remanence.core.model_layers import (
     KEY,
@@ -38,31 +38,27 @@ from remanence.core.types import ModelState, Output
 
 @dataclass(frozen=True)
 class Model:
-    """A network, its initial values, and what its parts are called."""
+    """A network as a pure function, its initial values, and the names of its parts."""
 
     source_module: nn.Module  # as the user gave it
     train_module: nn.Module  # with keyed dropout, in training mode
-    # the same in evaluation mode: switching modes at every call would cost more than small layers
-    # do
+    # the same in evaluation mode: to switch modes at every call takes longer than a small layer
     eval_module: nn.Module
     train_features: FeatureHook
     eval_features: FeatureHook
     initial: ModelState
     head: tuple[str, ...]  # parameter names of the classifier
-    # parameter names of each parameterised layer, counted from the output
+    # parameter names of each layer with parameters, counted from the output
     layers: tuple[tuple[str, ...], ...]
     norms: tuple[str, ...]
     fixed: tuple[str, ...]  # parameters that came with requires_grad=False and stay as they are
     dropout_keys: tuple[str, ...]
     autocast: torch.dtype | None = None
-    # may one tensor stand at several places? looking for that at every call costs small networks a
+    # is one tensor used by several modules? To find that out at every call costs small networks a
     # few percent
     has_tied_weights: bool = True
-    uses_view: bool = (
-        # does it view images as rows? With the channels innermost it cannot, and is called with
-        # `reshape` instead: see memory_format.py
-        False
-    )
+    # does it fail on channels-last images, because it calls `view`? See memory_format.py
+    uses_view: bool = False
 
     def apply(
         self, params: Params, buffers: Params, x: Tensor, key: Tensor | None = None
@@ -87,7 +83,7 @@ class Model:
         return predict() if self.autocast is None else _autocast_vmap_workaround(predict)
 
     def _call(
-        self, module: nn.Module, tap: FeatureHook, values: dict[str, Tensor], x: Tensor
+        self, module: nn.Module, hook: FeatureHook, values: dict[str, Tensor], x: Tensor
     ) -> Output:
         with ViewAsReshape() if self.uses_view else contextlib.nullcontext():
             if self.autocast is None:
@@ -97,13 +93,13 @@ class Model:
                     logits = functional_call(
                         module, values, (x,), tie_weights=self.has_tied_weights
                     ).float()
-        features = tap.release()
+        features = hook.release()
         return Output(logits, logits if features is None else features.to(logits.dtype))
 
     @property
     def depends_on_batch(self) -> bool:
-        """Does a row's output in training depend on the other rows of its batch? With batch
-        norm it does, unless it is frozen.
+        """Whether an example's output in training depends on the other examples of its batch, as
+        with batch norm that is not frozen.
         """
         return any(depends_on_batch(module) for module in self.train_module.modules())
 
@@ -121,15 +117,15 @@ class Model:
         return tuple(name for layer in self.layers[:depth] for name in layer)
 
     def to_module(self, model: ModelState) -> nn.Module:
-        """An ordinary nn.Module with these values, in evaluation mode."""
+        """A copy of the user's module with these values, in evaluation mode."""
         module = copy.deepcopy(self.source_module).eval()
-        # tied weights stand in a state dict twice
+        # not strict: tied weights are twice in a state dict
         module.load_state_dict({**model.params, **model.buffers}, strict=False)
         return module
 
 
 class FeatureHook:
-    """Remembers what last entered the head of a module."""
+    """Stores the input of the head of a module."""
 
     def __init__(self, module: nn.Module, head_path: str | None):
         self.seen: Tensor | None = None
@@ -140,7 +136,7 @@ class FeatureHook:
         self.seen = inputs[0]
 
     def release(self) -> Tensor | None:
-        """What was seen, once: a tensor of a finished vmap must not be kept."""
+        """Return the input and forget it: a tensor of a finished vmap must not be kept."""
         seen, self.seen = self.seen, None
         return seen
 
@@ -155,8 +151,16 @@ def functionalize(
     freeze_buffers: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Model:
-    """Copy a module into a pure model, after checking it on a few rows. example: [2 or more,
-    ...], already normalized.
+    """Make a pure model from a module, and check it on a few examples.
+
+    Args:
+        module: The user's module; it is copied.
+        example: Normalized inputs, [2 or more, ...].
+        classes: The number of classes.
+        dtype: The dtype of parameters and buffers.
+        device: Where they are stored.
+        freeze_buffers: Whether norms with running statistics stay in evaluation mode.
+        autocast: The lower precision of forward passes; None: `dtype`.
     """
     for name, layer in module.named_modules():
         _reject_impure(name, layer)
@@ -168,13 +172,10 @@ def functionalize(
         norms_in_fp32(template, autocast)
     if freeze_buffers:
         freeze_statistics(template)
-    params = {name: p.detach().clone() for name, p in template.named_parameters()}
-    names = {id(p): name for name, p in template.named_parameters()}  # a tied weight has one name
     _check_names(template)
+    names = {id(p): name for name, p in template.named_parameters()}  # a tied weight has one name
     dropout_keys = tuple(name for name, _ in template.named_buffers() if name.split(".")[-1] == KEY)
-    buffers = {
-        name: b.detach().clone() for name, b in template.named_buffers() if name not in dropout_keys
-    }
+    initial = _initial_state(template, dropout_keys)
     template.requires_grad_(False)
     head_path = find_head(template, classes)
     predict = copy.deepcopy(template).eval()
@@ -184,7 +185,7 @@ def functionalize(
         eval_module=predict,
         train_features=FeatureHook(template, head_path),
         eval_features=FeatureHook(predict, head_path),
-        initial=ModelState(params, buffers),
+        initial=initial,
         head=()
         if head_path is None
         else tuple(names[id(p)] for p in template.get_submodule(head_path).parameters()),
@@ -195,11 +196,21 @@ def functionalize(
         autocast=autocast,
         has_tied_weights=_has_tied_weights(template),
     )
-    _check_calls(model, example.to(device), classes, type(module).__name__)
-    _reject_hidden_randomness(model, example.to(device), type(module).__name__)
-    return replace(
-        model,
-        uses_view=depends_on_layout(partial(model.predict, model.initial), example.to(device)),
+    example = example.to(device)
+    _check_calls(model, example, classes, type(module).__name__)
+    _reject_hidden_randomness(model, example, type(module).__name__)
+    uses_view = depends_on_layout(partial(model.predict, model.initial), example)
+    return replace(model, uses_view=uses_view)
+
+
+def _initial_state(template: nn.Module, dropout_keys: tuple[str, ...]) -> ModelState:
+    return ModelState(
+        {name: p.detach().clone() for name, p in template.named_parameters()},
+        {
+            name: b.detach().clone()
+            for name, b in template.named_buffers()
+            if name not in dropout_keys
+        },
     )
 
 
@@ -218,7 +229,7 @@ def _check_names(template: nn.Module) -> None:
 
 
 def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> None:
-    """The model must accept the data and name every class, before any work starts."""
+    """Check that the model accepts the data and has one output for each class."""
     try:
         with torch.no_grad():
             logits = model.predict(model.initial, example).logits
@@ -226,24 +237,21 @@ def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> None
         raise
     except Exception as error:
         shape = "x".join(str(n) for n in example.shape[1:])
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InputError(
             f"model {name} does not accept this data's examples of shape {shape}"
-            f" ({example.dtype}): {reason}; choose a model that fits, or resize the data"
+            f" ({example.dtype}): {first_line(error)}; choose a model that fits, or resize the data"
         ) from error
     if logits.shape != (len(example), classes):
-        given = (
-            f"model {name} gives outputs of shape {tuple(logits.shape)} for {len(example)} examples"
-        )
         raise InputError(
-            f"{given}, but the data have {classes} classes: its last layer must have {classes}"
+            f"model {name} gives outputs of shape {tuple(logits.shape)} for {len(example)}"
+            f" examples, but the data have {classes} classes: its last layer must have {classes}"
             " outputs"
         )
 
 
 def _reject_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
-    """A pass in training mode must not touch torch's generator: its draws could be repeated
-    neither on resume nor on another engine.
+    """Check that a pass in training mode does not use torch's generator, whose draws could be
+    repeated neither on resume nor on another engine.
     """
 
     def states() -> list[Tensor]:
@@ -262,11 +270,9 @@ def _reject_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
                 *model.initial, example, torch.zeros((), dtype=torch.int64, device=example.device)
             )
         except Exception as error:
-            reason = (
-                str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            )
             raise InputError(
-                f"model {name} fails in training mode on {len(example)} examples: {reason}"
+                f"model {name} fails in training mode on {len(example)} examples:"
+                f" {first_line(error)}"
             ) from error
         after = states()
     if any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
@@ -276,12 +282,11 @@ def _reject_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
         )
 
 
-def init_module(build: Any, key: Key) -> nn.Module:
-    """Build a module with weights drawn from the key, leaving torch's global generator as it
-    was.
-    """
+def init_module(build: Callable[[], Any], key: Key) -> nn.Module:
+    """Build a module with weights drawn from the key; torch's global generator is unchanged."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(key.value >> 1)  # torch.manual_seed: the GPUs' too
+        # not torch.manual_seed, which also seeds the generators of GPUs
+        torch.default_generator.manual_seed(key.value >> 1)
         module = build()
     if not isinstance(module, nn.Module):
         raise InputError(f"the model must be a torch.nn.Module, not {type(module).__name__}")
@@ -297,17 +302,18 @@ def _reject_impure(name: str, layer: nn.Module) -> None:
         )
     if isinstance(layer, BatchNorms) and layer.momentum is None:
         raise InputError(
-            f"layer {name} ({kind}) has momentum=None, which no stack of clients can follow:"
-            " give it a number such as 0.1"
+            f"layer {name} ({kind}) has momentum=None, which cannot be computed for a stack of"
+            " clients: give it a number such as 0.1"
         )
     if isinstance(layer, nn.RNNBase) and layer.dropout > 0:
         raise InputError(
-            f"layer {name} ({kind}) drops out inside, out of our reach: set its dropout to 0"
-            " and put an nn.Dropout after it"
+            f"layer {name} ({kind}) has dropout inside, which cannot draw from keys: set its"
+            " dropout to 0 and put an nn.Dropout after it"
         )
     if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
         raise InputError(
-            f"layer {name} ({kind}) drops out inside, out of our reach: set its dropout to 0"
+            f"layer {name} ({kind}) has dropout inside, which cannot draw from keys: set its"
+            " dropout to 0"
         )
     if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
         raise InputError(
@@ -317,15 +323,15 @@ def _reject_impure(name: str, layer: nn.Module) -> None:
 
 
 def _autocast_vmap_workaround(compute: Callable[[], Output]) -> Output:
-    """Mapped over a stack, autocast leaves convolutions and linear layers as they are, unless
-    something is differentiated: so something is, on which nothing depends.
+    """Differentiate with respect to an unused scalar: under vmap, autocast changes convolutions and
+    linear layers only where something is differentiated.
     """
     answer: Output = vjp(lambda _: compute(), torch.zeros(()))[0]
     return answer
 
 
 def _has_tied_weights(module: nn.Module) -> bool:
-    """Does a parameter or buffer stand at two places, by itself or with a module that does?"""
+    """Whether a parameter or buffer is used at two places, by itself or within a module."""
     places = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),

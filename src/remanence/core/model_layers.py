@@ -30,18 +30,18 @@ class KeyedDropout(nn.Module):
             return x
         shape = (*x.shape[:2], *(1,) * (x.dim() - 2)) if self.whole_channels else x.shape
         key = rng.fold_in(rng.fold_in(self.get_buffer(KEY), "dropout"), self.index)
-        # in bf16 other numbers would come
+        # in bf16 the numbers would differ
         draw = rng.uniform(key, shape, torch.promote_types(x.dtype, torch.float32))
-        # at p = 1 nothing is kept, and an infinite factor would leave NaN in the gradient
+        # at p = 1 nothing is kept, and an infinite factor would make the gradient NaN
         kept = 1 / (1 - self.p) if self.p < 1 else 0.0
         return torch.where(draw < self.p, torch.zeros_like(x), x * kept)
 
 
 def make_dropout_keyed(module: nn.Module) -> None:
-    """Replace every dropout below by one that draws from keys."""
+    """Replace every dropout layer of a module by one that draws from keys."""
     index = 0
     for parent in list(module.modules()):
-        # named_children leaves out a module that stands at two places
+        # named_children omits a module that is used twice
         for name, child in list(parent._modules.items()):
             if isinstance(child, Dropouts):
                 setattr(
@@ -51,8 +51,8 @@ def make_dropout_keyed(module: nn.Module) -> None:
 
 
 def norms_in_fp32(module: nn.Module, lower: torch.dtype) -> None:
-    """Let batch and instance norms below compute in float32 and answer in the lower precision:
-    so they do of themselves, but not mapped over a stack.
+    """Make batch and instance norms compute in float32 and return the lower precision, as autocast
+    does without vmap.
     """
     for layer in module.modules():
         if isinstance(layer, (*BatchNorms, *InstanceNorms)):
@@ -65,14 +65,14 @@ def _raise_precision(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, 
 
 
 def _lower_precision(
-    lower: torch.dtype, _: nn.Module, inputs: tuple[Tensor, ...], answer: Tensor
+    lower: torch.dtype, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
 ) -> Tensor:
-    return answer.to(lower)
+    return output.to(lower)
 
 
 def depends_on_batch(layer: nn.Module) -> bool:
-    """Does what this layer makes of a row depend on the other rows, or on how many batches it
-    has seen?
+    """Whether the layer's output for an example depends on the other examples of the batch, or on
+    earlier batches.
     """
     if isinstance(layer, BatchNorms):
         return layer.training or not layer.track_running_stats
@@ -98,8 +98,8 @@ def norm_params(module: nn.Module, names: dict[int, str]) -> tuple[str, ...]:
 
 
 def find_head(module: nn.Module, classes: int) -> str | None:
-    """The classifier: an attribute named head, else the last linear layer with one output a
-    class, which may be the whole network.
+    """The path of the classifier: the attribute `head`, otherwise the last linear layer with one
+    output for each class, which may be the whole network ("").
     """
     if isinstance(getattr(module, "head", None), nn.Module):
         return "head"
@@ -112,7 +112,9 @@ def find_head(module: nn.Module, classes: int) -> str | None:
 
 
 def layers_from_output(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, ...]]:
-    """Last layer first; a tied weight belongs to the one nearer to the output."""
+    """Parameter names of each layer, last layer first; a tied weight belongs to the layer nearer to
+    the output.
+    """
     seen: set[str] = set()
     for layer in reversed(list(_parameter_layers(module, names))):
         new = tuple(name for name in layer if name not in seen)
@@ -122,8 +124,8 @@ def layers_from_output(module: nn.Module, names: dict[int, str]) -> Iterator[tup
 
 
 def _parameter_layers(module: nn.Module, names: dict[int, str]) -> Iterator[tuple[str, ...]]:
-    """Layers with weights, in order; a normalization belongs to the layer it follows, so that
-    depth counts what people call layers.
+    """Layers with parameters, in order; a normalization belongs to the layer that it follows and
+    does not count as a layer.
     """
     current: list[str] = []
     for layer in module.modules():

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,10 +88,8 @@ def apply_model_changes(method: Method, module: nn.Module, classes: int, key: Ke
     """
     for p in method.parts:
         if p.modify_model is not None:
-            modify, before = p.modify_model, module
             module = init_module(
-                lambda modify=modify, before=before: modify(before, classes),
-                key.fold_in("adapt", p.name),
+                partial(p.modify_model, module, classes), key.fold_in("adapt", p.name)
             )
     return module
 
