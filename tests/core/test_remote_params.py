@@ -30,21 +30,21 @@ from remanence.training.server_step import Server, aggregator_of, local_models, 
 
 
 class Holder:
-    """Keeps the replies of a round in pieces; counts how often it is asked for models."""
+    """Keeps the replies of a round in shards; counts how often models are fetched."""
 
-    def __init__(self, task: Any, pieces: Sequence[Reply]):
-        self.task, self.pieces, self.fetched = task, pieces, 0
+    def __init__(self, task: Any, shards: Sequence[Reply]):
+        self.task, self.shards, self.fetched = task, shards, 0
 
-    def fetch(self, pieces: Sequence[int]) -> list[dict[str, Tensor]]:
-        self.fetched += len(pieces)
-        return [dict(self.pieces[number].params) for number in pieces]
+    def fetch(self, shards: Sequence[int]) -> list[dict[str, Tensor]]:
+        self.fetched += len(shards)
+        return [dict(self.shards[number].params) for number in shards]
 
-    def partial_sum(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Any:
+    def partial_sum(self, shard: Tensor, index: Tensor, weights: Tensor, srv: ServerContext) -> Any:
         sums = [
             aggregator_of(self.task.method).partial(
-                weights[piece == number], self.pieces[number].select(row[piece == number]), srv
+                weights[shard == number], self.shards[number].select(index[shard == number]), srv
             )
-            for number in torch.unique(piece).tolist()
+            for number in torch.unique(shard).tolist()
         ]
         total = sums[0]
         for other in sums[1:]:

@@ -1,8 +1,8 @@
-"""What we raise: the thing, the cause, the cure.
+"""Errors, and the checks that raise them. A message names the thing, the cause and the cure.
 
-Everything a user can get wrong raises `InputError` with one sentence, before any work starts. The
-command line prints that sentence and exits with `exit_code`; no traceback is shown. Anything else
-that escapes is a defect of ours and keeps its traceback.
+Every mistake of a user raises `InputError` with one sentence, before work starts where possible.
+The command line prints that sentence and exits with `exit_code`, without a traceback. Any other
+exception is a defect of Remanence and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class RemanenceError(Exception):
 
 
 class InputError(RemanenceError, ValueError):
-    """Something given to us cannot be used: the message names the thing, the cause and the cure."""
+    """A setting, file or argument cannot be used."""
 
     exit_code = 2
 
@@ -36,7 +36,7 @@ class RunFailed(RemanenceError):
 
 
 class Stopped(RemanenceError):
-    """A run was asked to stop and has saved itself; `exit_code` says by whom."""
+    """A run stopped early and is saved; `exit_code` says why."""
 
     def __init__(self, message: str, exit_code: int):
         super().__init__(message)
@@ -49,7 +49,7 @@ TERMINATED = 143  # SIGTERM, as shells report it
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, as part of a sentence of ours.
+    """The first line of an error's message, or its type where there is no message.
 
     >>> first_line(ValueError("no\\nand more")), first_line(ValueError())
     ('no', 'ValueError')
@@ -58,7 +58,7 @@ def first_line(error: BaseException) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that helps after a wrong name.
+    """Suggest known names for a wrong one, as the end of a sentence.
 
     >>> nearest("fedporx", ["fedavg", "fedprox"])
     'did you mean fedprox?'
@@ -76,12 +76,22 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
 
 
 class AggregationFailed(Exception):
-    """Replies that passed the gate one by one do not make a model together; the round is
+    """Valid replies cannot be aggregated, for example because there are too few; the round is
     abandoned.
     """
 
 
 def check_range(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
-    """A number in its range, or a sentence."""
+    """Raise `InputError` unless a hyper-parameter is finite and in its range.
+
+    Args:
+        condition: Whether the number is in its range.
+        thing: The part or option group that it belongs to, for the message.
+        name: The name of the hyper-parameter.
+        wanted: Its range in words, such as "above 0".
+        value: The number.
+
+    >>> check_range(0.1 > 0, "fedprox", "mu", "above 0", 0.1)
+    """
     if not condition or value != value or abs(value) == float("inf"):
         raise InputError(f"{thing}: {name} must be a number {wanted}, not {value}")

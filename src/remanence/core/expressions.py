@@ -22,8 +22,8 @@ from typing import Any
 
 from remanence.core.errors import InputError, nearest, unknown
 
-LARGEST = 10**300
-LONGEST = 2000  # characters; an expression is something a person types
+LARGEST = 10**300  # numbers beyond it are rejected
+LONGEST = 2000  # characters of an expression, which a person types
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -72,8 +72,16 @@ def parse_call(text: str) -> Call:
 
 
 def instantiate(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, *given: Any) -> Any:
-    """Call the constructor of that name with checked arguments; `given` are passed first, by
-    position.
+    """Call the constructor of that name with checked arguments.
+
+    Args:
+        call: The name and its keyword arguments.
+        table: The constructors by name.
+        kind: What the table holds, for errors: "partition".
+        given: Positional arguments, which come first.
+
+    Raises:
+        InputError: The name is unknown, or an argument is unknown, missing or of a wrong type.
     """
     if call.name not in table:
         raise unknown(kind, call.name, table)
@@ -114,7 +122,7 @@ def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
     function = constructor.__init__ if inspect.isclass(constructor) else constructor
     try:
         hints = typing.get_type_hints(function)
-    except NameError:
+    except NameError:  # a type imported for type checkers only: its arguments are not checked
         hints = {}
     parameters = inspect.signature(constructor).parameters.values()
     return {
@@ -125,7 +133,7 @@ def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
 
 
 def _coerce(value: Any, option: Option, thing: str) -> Any:
-    """The value as the type its constructor asks for, or a sentence."""
+    """Convert a value to the type of its option, or raise `InputError`."""
     kinds = _alternatives(option.type)
     if Any in kinds or (value is None and type(None) in kinds):
         return value
@@ -181,7 +189,7 @@ def _write(value: Any) -> str:
 
 
 class _Reader:
-    """Reads tokens from left to right; every complaint shows the text and the place."""
+    """Reads tokens from left to right; error messages show the whole text."""
 
     def __init__(self, text: str):
         if len(text) > LONGEST:
@@ -271,11 +279,11 @@ class _Reader:
 
     def finish(self) -> None:
         if self.peek()[0] != "end":
-            raise InputError(f"cannot read {self.text!r}: {self.peek()[1]!r} is one too many")
+            raise InputError(f"cannot read {self.text!r}: unexpected {self.peek()[1]!r}")
 
 
 def split_top_level(text: str) -> list[str]:
-    """What stands between commas that are in no bracket and no quotes.
+    """Split at commas that are outside of brackets and quotes.
 
     >>> split_top_level("none,backdoor(target=1, clients='3, 7'),0.5")
     ['none', "backdoor(target=1, clients='3, 7')", '0.5']

@@ -1,6 +1,4 @@
-"""Writing files so that a crash at any moment leaves either the old or the new one, never a
-half.
-"""
+"""Atomic writes, locks and output folders: a crash leaves either the old file or the new one."""
 
 from __future__ import annotations
 
@@ -79,7 +77,7 @@ _held_locks: list[IO[str]] = []  # lock files of this process
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """One process at a time in a folder; the lock goes with the process, however that ends."""
+    """Lock a folder for this process; the lock ends with the process, also when it is killed."""
     import fcntl
 
     with (folder / LOCK).open("w") as file:
@@ -98,8 +96,8 @@ def lock(folder: Path) -> Iterator[None]:
 
 
 def _release_locks() -> None:
-    """In a child just forked: its copy of a lock would keep a folder locked after the parent is
-    gone, until the child has ended too.
+    """Close the locks in a forked child: its copy of a lock would keep the folder locked after the
+    parent has ended.
     """
     while _held_locks:
         _held_locks.pop().close()
@@ -110,13 +108,20 @@ if hasattr(os, "register_at_fork"):
 
 
 def _is_leftover(path: Path) -> bool:
-    """What a process killed at its very start leaves behind."""
+    """Whether a killed process can have left this file behind before it wrote any result."""
     return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
 
 
 def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
-    """Make an output folder, or say why not. Only a folder that carries one of our marks is
-    ever overwritten.
+    """Create an output folder.
+
+    Args:
+        folder: The folder; it must be empty or not exist, unless `overwrite`.
+        overwrite: Delete the folder first if it holds a run.
+        marks: Names of files that show that a folder holds a run; no other folder is deleted.
+
+    Raises:
+        InputError: The folder cannot be used.
     """
     blocking = next(
         (parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None

@@ -1,4 +1,4 @@
-"""What something ran on, in words."""
+"""The name of the machine, for metadata."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Arithmetic on trees of tensors.
 
 A tree is a dictionary whose values are tensors or trees; a model's parameters are a flat one. All
-functions return new trees and leave their arguments alone. Where two trees meet, the names of the
-FIRST decide: what a frozen group does not have is simply not touched.
+functions return new trees and leave their arguments unchanged. Functions of two trees use the names
+of the first one; other names of the second are ignored, such as those of frozen parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEPARATOR = "/"
 def map(
     function: Callable[..., Tensor], tree: Mapping[str, Any], *others: Mapping[str, Any]
 ) -> Tree:
-    """Apply `function` to the tensors that stand at the same place in all trees."""
+    """Apply `function` to the tensors with the same path in all trees."""
     return {
         name: map(function, value, *(other[name] for other in others))
         if isinstance(value, Mapping)
@@ -79,7 +79,7 @@ def weighted_sum(weights: Tensor, stacked: Mapping[str, Any]) -> Tree:
 
 
 def stack(trees: Sequence[Mapping[str, Any]]) -> Tree:
-    """Trees of the same structure, one on top of the other: every tensor gains a leading axis."""
+    """Stack trees of the same structure: every tensor gains a leading axis."""
     return map(lambda *tensors: torch.stack(tensors), trees[0], *trees[1:])
 
 
@@ -139,7 +139,7 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
 
 
 def nbytes(tree: Mapping[str, Any]) -> int:
-    """How many bytes the tensors hold."""
+    """The bytes of all tensors."""
     return sum(x.numel() * x.element_size() for x in leaves(tree))
 
 
@@ -152,7 +152,7 @@ def leaves(tree: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def finite(stacked: Mapping[str, Any], count: int) -> Tensor:
-    """Which members of a stack hold finite numbers only. -> bool [count]"""
+    """Whether each member of a stack has finite numbers only. -> bool [count]"""
     good: Tensor | None = None
     for x in leaves(stacked):
         if x.is_floating_point():
@@ -182,5 +182,5 @@ def _pairs(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[Tensor,
 
 
 def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """The mean over real rows; `where` because 0 * NaN is NaN."""
+    """The mean over the examples of weight above 0; `where` because 0 * NaN is NaN."""
     return torch.where(weight > 0, weight * values, torch.zeros_like(values)).sum() / weight.sum()

@@ -1,9 +1,9 @@
-"""Models that stay where they were trained until they are read.
+"""Parameters of a round's clients that stay with the workers until they are read.
 
-An engine over many machines need not bring every client's model home only to have it averaged:
-names, shapes and whether all numbers are finite are reported by the worker, which is what the gate
-asks for, and a sum is made where the models lie. Reading a value fetches all of them, so that no
-method, attack or record has to know: what is not read does not travel.
+An engine over many machines need not send every client's model to the process of the server only to
+average them. Workers report names, shapes, update norms and whether all numbers are finite, which
+the gate checks, and they compute partial sums. Reading any value fetches the models, so that
+methods, attacks and records need no code for it.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ if TYPE_CHECKING:
 class RemoteStore(Protocol):
     """The store of a round's models, in shards of some clients each."""
 
-    def fetch(self, pieces: Sequence[int]) -> list[Params]:
-        """All models of these pieces, each a stack."""
+    def fetch(self, shards: Sequence[int]) -> list[Params]:
+        """The models of these shards, each as a stack."""
         ...
 
-    def partial_sum(self, piece: Tensor, row: Tensor, weights: Tensor, srv: ServerContext) -> Tree:
-        """The method's `Combine.partial` over the models at these rows of these pieces. all: [k]"""
+    def partial_sum(
+        self, shard: Tensor, index: Tensor, weights: Tensor, srv: ServerContext
+    ) -> Tree:
+        """The method's `Aggregate.partial` over the models at `index` of `shard`; all are [k]."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class RemoteParams(Mapping[str, Tensor]):
-    """The parameters of k clients, as a stack that reads like any other."""
+    """The parameters of k clients; a mapping like any stack of parameters."""
 
     store: RemoteStore
-    form: Params  # one client's: names, shapes and dtypes, without values
-    shard: Tensor  # [k] int64: in which piece each client's are
-    index: Tensor  # [k] int64: and in which row of it
-    finite: Tensor  # [k] bool: whether all its numbers are, as seen where they lie
-    update_norm: Tensor  # [k] float64: how far each went from where it began, in Euclidean length
+    form: Params  # names, shapes and dtypes of one client's parameters, without values
+    shard: Tensor  # [k] int64: the shard of each client
+    index: Tensor  # [k] int64: its position in the shard
+    finite: Tensor  # [k] bool: whether all its numbers are finite, as the worker reports
+    update_norm: Tensor  # [k] float64: Euclidean norm of its update, as the worker reports
 
     def __getitem__(self, name: str) -> Tensor:
         return self.fetched[name]
@@ -60,26 +62,25 @@ class RemoteParams(Mapping[str, Tensor]):
     @cached_property
     def fetched(self) -> Params:
         """The values, fetched once."""
-        pieces = torch.unique(self.shard).tolist()
-        fetched = self.store.fetch(pieces)
+        shards = torch.unique(self.shard).tolist()
+        fetched = self.store.fetch(shards)
         offsets, total = {}, 0
-        for number, stack in zip(pieces, fetched, strict=True):
+        for number, stack in zip(shards, fetched, strict=True):
             offsets[number] = total
             total += len(next(iter(stack.values())))
         place = self.index + torch.tensor([offsets[number] for number in self.shard.tolist()])
         return {name: torch.cat([stack[name] for stack in fetched])[place] for name in self.form}
 
     def to_meta(self) -> Params:
-        """The stack without values: what can be said of it from here."""
+        """A stack of zeros with the same names, shapes and dtypes, which takes no memory."""
         k = len(self.shard)
-        # one number in memory
         return {
             name: torch.zeros((), dtype=one.dtype).expand(k, *one.shape)
             for name, one in self.form.items()
         }
 
     def select(self, index: Tensor | slice) -> RemoteParams:
-        """Some of the clients, in the order of the index; nothing travels."""
+        """Some of the clients, in the order of the index; nothing is fetched."""
         here = index.cpu() if isinstance(index, Tensor) else index
         return replace(
             self,
@@ -91,18 +92,18 @@ class RemoteParams(Mapping[str, Tensor]):
 
     @staticmethod
     def concat(parts: Sequence[Mapping[str, Tensor]]) -> RemoteParams | None:
-        """Stacks one behind the other; None where they are not all of one holder and one form."""
-        far = [part for part in parts if isinstance(part, RemoteParams)]
-        if len(far) < len(parts) or any(
-            part.store is not far[0].store or not _same_layout(part.form, far[0].form)
-            for part in far
+        """Join stacks along their leading axis; None unless all are in one store and alike."""
+        remote = [part for part in parts if isinstance(part, RemoteParams)]
+        if len(remote) < len(parts) or any(
+            part.store is not remote[0].store or not _same_layout(part.form, remote[0].form)
+            for part in remote
         ):
             return None
-        columns = (
-            torch.cat([getattr(part, name) for part in far])
+        joined = (
+            torch.cat([getattr(part, name) for part in remote])
             for name in ("shard", "index", "finite", "update_norm")
         )
-        return RemoteParams(far[0].store, far[0].form, *columns)
+        return RemoteParams(remote[0].store, remote[0].form, *joined)
 
 
 def to_meta(params: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

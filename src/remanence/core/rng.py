@@ -61,7 +61,7 @@ class Key:
     value: int
 
     def fold_in(self, *parts: int | str) -> Key:
-        """The key below this one along a path of numbers and names."""
+        """The key that follows from this one and some numbers and words."""
         value = self.value & _MASK
         for part in parts:
             value = _hash(value ^ _hash(_number(part)))
@@ -98,8 +98,8 @@ class Key:
 
 
 def fold_in_batch(key: Key | np.ndarray, *parts: int | str | np.ndarray) -> np.ndarray:
-    """`Key.fold` for many keys at once: below one key or an array of their values, along a path in
-    which each step may be an array. -> uint64 [n]
+    """`Key.fold_in` for many keys at once: from one key or an array of key values; each part may be
+    an array. -> uint64 [n]
 
     >>> one_by_one = [Key(7).fold_in(number, "plan").value for number in range(3)]
     >>> fold_in_batch(Key(7), np.arange(3), "plan").tolist() == one_by_one
@@ -121,7 +121,7 @@ def permutations(key_values: np.ndarray, count: int) -> np.ndarray:
 
 
 def _hash_array(values: np.ndarray) -> np.ndarray:
-    """`_hash` for arrays of at least one axis, which overflow without a word."""
+    """`_hash` for arrays: numpy warns when scalars overflow, but not when arrays do."""
     first, second, third = _SHIFTS
     mixed: np.ndarray = values + _GOLDEN_WORD
     mixed ^= mixed >> first
@@ -145,14 +145,14 @@ def _hash_tensor(values: Tensor) -> Tensor:
 
 
 def fold_in(key: Tensor, part: int | str | Tensor) -> Tensor:
-    """`Key.fold` for tensors; `part` may be a tensor of any shape that broadcasts with the key."""
+    """`Key.fold_in` for tensors; `part` may be a tensor that broadcasts with the key."""
     if isinstance(part, Tensor):
         return _hash_tensor(key ^ _hash_tensor(part.to(torch.int64)))
     return _hash_tensor(key ^ _signed(_hash(_number(part))))
 
 
 def bits(key: Tensor, shape: Sequence[int]) -> Tensor:
-    """Independent 64-bit words of the given shape below a scalar key."""
+    """Independent 64-bit words of a shape, drawn from a scalar key."""
     count = math.prod(shape)
     words = key ^ _hash_tensor(torch.arange(count, dtype=torch.int64, device=key.device))
     return _hash_tensor(words).reshape(tuple(shape))

@@ -28,7 +28,7 @@ class Context(NamedTuple):
 
     client: Tensor  # int64
     round: Tensor  # int64, from 1
-    # the model this client starts from: the one it received, with its personal parts in place
+    # the model this client starts from: the received one with its personal parameters
     start: ModelState
     broadcast: Tree  # what the server sent besides the model
     client_state: Tree  # what this client keeps
@@ -36,8 +36,8 @@ class Context(NamedTuple):
     stats: ClientStats
     step: Tensor  # int64, from 0, within the phase
     steps: Tensor  # int64: local steps of the phase; in on_client_end, of all phases
-    hyper: dict[str, Tensor]  # the part's numbers
-    optimizer_hparams: dict[str, Tensor]  # the optimizer's numbers: lr, momentum, weight_decay ...
+    hyper: dict[str, Tensor]  # the part's hyper-parameters
+    optimizer_hparams: dict[str, Tensor]  # of the optimizer: lr, momentum, weight_decay ...
     key: Tensor  # of this client and step: fold in a word of your own before you draw
     info: TaskInfo
 
@@ -55,7 +55,7 @@ class PerExampleGrad(Protocol):
     regularizers, which read no example.
 
     An example's gradient must not depend on the client's other examples: parts that read label
-    counts are refused.
+    counts are rejected.
     """
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Params]: ...
@@ -78,41 +78,35 @@ class Predict(Protocol):
 
 
 class ClientOps(NamedTuple):
-    """What a client-side function can have computed for it."""
+    """What a client-side function can have the engine compute."""
 
     grad: Grad
     forward: Forward
     predict: Predict
-    # (None) -> first state, (state) -> next: see `client_ops._make_effective_steps`
+    # how many plain gradient steps the local steps amount to, counted one step at a time:
+    # (None) -> first state, (state) -> next state
     effective_steps: Callable[[Tree | None], Tree]
     per_example_grad: PerExampleGrad
 
 
 Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
-
 LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
-
 
 Regularizer = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
 
-
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 
-
 # -> client_state, payload; before the first local step, where ctx.start is the received model. The
-# state is merged into what the client keeps; names that the part's first value does not have live
-# until the end of the round
+# state is merged into what the client keeps; names that `Part.client_state` does not have are
+# dropped at the end of the round
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
-
 
 # -> client_state, payload; the model is the trained one, ctx.steps those of all phases
 OnClientEnd = Callable[[Context, ModelState, ClientOps], tuple[Tree, Tree]]
 
-
 # (old, new) -> bool scalar: is the phase's result kept?
 Accept = Callable[[Context, ModelState, ModelState, ClientOps], Tensor]
-
 
 STAGES = ("correct", "clip", "noise")  # transforms do not commute: they run in this order
 
@@ -139,16 +133,16 @@ class Phase(NamedTuple):
 
     epochs: int = 0
     steps: int = 0
-    # all names -> those trained; None: all
+    # (info, all parameter names) -> those trained; None: all
     trainable: Callable[[TaskInfo, Sequence[str]], Sequence[str]] | None = None
     accept: Accept | None = None
 
 
 class Optimizer(NamedTuple):
-    """What a client does with a gradient."""
+    """An optimizer of the clients, as pure functions."""
 
     name: str
-    hparams: Mapping[str, float]  # lr and the others, which functions read as ctx.optimizer_hparams
+    hparams: Mapping[str, float]  # lr and others; functions read them as ctx.optimizer_hparams
     init: Callable[[Params], Tree]  # -> opt_state
     # (params, grads, opt_state, ctx) -> params, opt_state
     step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]
@@ -168,8 +162,8 @@ class ServerContext(NamedTuple):
 
 
 class Aggregate(NamedTuple):
-    """How replies become one step of the global model, in two halves so that it can stream over
-    chunks and workers.
+    """The aggregation of replies to one update of the global model, in two halves so that workers
+    can compute partial sums.
     """
 
     # (weights [k], replies, srv) -> a tree that can be summed
@@ -177,23 +171,19 @@ class Aggregate(NamedTuple):
     finalize: Callable[[Tree, ServerContext], Params]  # (sum, srv) -> delta
     # (current, sent [k, ...], weights [k]) -> buffers; None: averaged
     buffers: Callable[[Params, Params, Tensor], Params] | None = None
-    # is `partial` over all replies the sum of `partial` over pieces of them? Then it may run where
-    # the replies lie
+    # is `partial` of all replies the sum of `partial` over subsets? Then workers may compute it
     is_decomposable: bool = False
 
 
-ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; the round normalizes it to sum 1
-
+ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; later normalized to sum 1
 
 # (params, delta, srv) -> params, state
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
-
 UpdateServerState = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model is made
 
-
 # (output, batch, index, loss_args) -> loss [B]; `index` [B] are positions in the public set,
-# `loss_args` what `fit` was called with
+# `loss_args` those of the call of `fit`
 PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
 
 
@@ -201,17 +191,28 @@ class Fit(Protocol):
     """Server-side training on the public set: minimizes the mean of `loss(out, batch, index,
     loss_args)`.
 
-    All that the loss reads of the round comes through the loss's arguments, because the steps are
-    captured once and replayed in every round. The clients' optimizer, batch size and learning
-    rates are the defaults; frozen parameters stay. `patience` steps without a better accuracy on
-    the `validation` share of the set end the training, and the best model is kept.
+    Steps are captured once and replayed in every round, so the loss must read everything that
+    changes between rounds from `loss_args`. Frozen parameters stay.
+
+    Args:
+        model: The model to start from.
+        loss: The loss of each example.
+        loss_args: Tensors that `loss` reads.
+        epochs: Epochs over the public set, if `steps` is 0.
+        steps: Steps.
+        batch: Batch size; 0: that of the clients.
+        optimizer: None: that of the clients, with their learning rate.
+        cosine: Whether the learning rate decreases to 0 by half a cosine.
+        validation: Fraction of the public set on which the accuracy is evaluated.
+        patience: Stop after this many steps without a better accuracy and return the best model;
+            0: never.
     """
 
     def __call__(
         self,
         model: ModelState,
         loss: PublicLoss,
-        given: Tree,
+        loss_args: Tree,
         *,
         epochs: int = 0,
         steps: int = 0,
@@ -224,13 +225,14 @@ class Fit(Protocol):
 
 
 class ServerOps(NamedTuple):
-    """What a server-side function can have computed on the public set."""
+    """What a server-side function can have the engine compute on the public set."""
 
     fit: Fit
     # stacked models [m, ...] -> logits on the whole public set [m, n, C]
     predict_logits: Callable[[ModelState], Tensor]
     labels: Tensor  # of the public set [n]; -1 where it has none
-    local_models: Callable[[Reply], ModelState]  # the clients' complete models, stacked
+    # the clients' models, stacked, with the parameters that clients do not send
+    local_models: Callable[[Reply], ModelState]
 
 
 # (merged, previous, replies, ops, srv) -> model
@@ -244,8 +246,9 @@ class PeerContext(NamedTuple):
 
     round: int  # from 1, within the time step
     state: Tree  # the part's state of all clients, [K, ...]
-    adjacency: Tensor  # [K, K] bool: can client k reach client j in this round? Never itself
-    # [K] int64: whose data are alike; no client of a real federation knows it
+    # [K, K] bool: can client k reach client j in this round? False on the diagonal
+    adjacency: Tensor
+    # [K] int64: the cluster of each client's data, which no client of a real federation knows
     true_cluster: Tensor
     hyper: dict[str, Tensor]
     key: Key
@@ -256,8 +259,8 @@ class PeerAverage(NamedTuple):
     """An average of a client's model with those of some peers, weighted by their numbers of
     training examples.
 
-    Peers enter as they were at the end of the round before, the client's own model as averaged so
-    far: averages follow each other.
+    Averages of a round follow each other: the client's model is the one averaged so far, and the
+    peers' models are those at the end of the previous round.
     """
 
     peers: Tensor  # [K, m] int64, -1: no peer
@@ -265,33 +268,32 @@ class PeerAverage(NamedTuple):
 
 
 class PeerSelection(NamedTuple):
-    """Which peers clients average with where there is no server."""
+    """The choice of the peers that clients average with, where there is no server."""
 
     init: Callable[[TaskInfo], Tree]  # -> state [K, ...]
     # -> [K, m]: peers whose models each client evaluates on its training examples; -1: none
     candidates: Callable[[PeerContext], Tensor]
     # (candidates, losses [K, m], ctx) -> averages, state
     select: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
-    extra_bytes: int = 0  # bytes a candidate sends for every client there is, besides its model
-    # the leaf [K, K] of the state that holds how similar two clients seem, which is recorded
+    extra_bytes: int = 0  # bytes that a candidate sends per client of the experiment
+    # name of the leaf [K, K] of the state with estimated similarities, which is recorded
     similarity: str = ""
 
 
 class AssignmentDecision(NamedTuple):
-    """Which of several global models each client uses from now on, and how they are made.
-
-    Row i of `mixing_matrix` holds the shares of the old models in the new model i.
+    """The global model that each client uses from now on, and the new models as averages of the
+    old ones.
     """
 
-    model_of_client: np.ndarray  # [K] int64: a row of the mixing matrix
-    mixing_matrix: np.ndarray  # [new models, old models] float64, rows summing to 1
+    model_of_client: np.ndarray  # [K] int64: a new model
+    # [new models, old models] float64, rows summing to 1: new model i is the average of the old
+    # models with the weights of row i
+    mixing_matrix: np.ndarray
     state: Tree
 
 
 class ModelAssignment(NamedTuple):
-    """Several global models, and which client uses which: decided at the start of every time
-    step.
-    """
+    """Several global models: which client uses which is decided at the start of every time step."""
 
     init: Callable[[TaskInfo], Tree]  # -> state
     # (loss or error of every model on every client's training examples [K, models], the model of
@@ -305,16 +307,18 @@ class ModelAssignment(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """One named set of slots: what stands between two `+`."""
+    """A named set of functions and numbers, one field for each slot; an empty slot means FedAvg's
+    behavior.
+    """
 
     name: str
-    # as constructed; each is in `hyper`, in `static`, or never reaches a function
+    # arguments of the constructor, recorded by `@part`
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    # numbers, which reach the functions as tensors: ctx.hyper, srv.hyper
+    # numbers that functions read as tensors: ctx.hyper, srv.hyper
     hyper: Mapping[str, float] = field(default_factory=dict)
-    # arguments that decide the shape of the program, and that functions read as Python values
+    # arguments that decide the shape of the program, which functions read as Python values
     static: tuple[str, ...] = ()
-    # one of each in a whole method
+    # slots that at most one part of a method fills
     loss: Loss | None = None
     gradient: Gradient | None = None
     optimizer: Optimizer | None = None
@@ -324,14 +328,13 @@ class Part:
     server_train: ServerTrain | None = None
     # the experiment's phase -> those of this method
     phases: Callable[[Phase], tuple[Phase, ...]] | None = None
-    peers: PeerSelection | None = None  # no server: every client has a model of its own
+    peers: PeerSelection | None = None  # without a server: every client has its own model
     model_assignment: ModelAssignment | None = None  # several global models
     # (a client's label counts [C], a key for it) -> the counts that all functions read
     privatize_stats: Callable[[Tensor, Key], Tensor] | None = None
-    # fine-tuning by which a client makes its personal model, for evaluation alone; see
-    # `rounds/personalization.py`
+    # fine-tuning of a client's personal model, which is evaluated and then discarded
     personalize: Phase | None = None
-    # any number
+    # slots that any number of parts fill
     loss_terms: tuple[LossTerm, ...] = ()
     regularizers: tuple[Regularizer, ...] = ()
     transforms: tuple[Transform, ...] = ()
@@ -341,23 +344,22 @@ class Part:
     update_server_state: UpdateServerState | None = None
     # parameters that keep their initial values everywhere
     frozen: Callable[[TaskInfo], Sequence[str]] | None = None
-    # parameters and buffers that every client keeps for itself
+    # parameters and buffers that every client keeps and never sends
     personal: Callable[[TaskInfo], Sequence[str]] | None = None
-    # a client's first state; fixes names, shapes and types
+    # a client's first state, which fixes names, shapes and dtypes
     client_state: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
-    # names, shapes and types of what one client sends besides the model
+    # names, shapes and dtypes of what one client sends besides the model
     payload: Callable[[ModelState, TaskInfo], Tree] | None = None
     server_state: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first state
-    broadcast: Callable[[ServerContext], Tree] | None = (
-        None  # what the server sends besides the model
-    )
+    # what the server sends besides the model
+    broadcast: Callable[[ServerContext], Tree] | None = None
     # before a run
     # (network, classes) -> the network this method needs
     modify_model: Callable[[Any, int], Any] | None = None
     # raises InputError where the method cannot work
     validate: Callable[[Optimizer, TaskInfo], None] | None = None
-    centralized: bool = False  # all data in one place: the centralized baseline
-    # declarations, which the rest of the program reads instead of names
+    centralized: bool = False  # trains on the examples of all clients in one place
+    # declarations, which the rest of the program reads instead of the names of methods
     # by path of a payload leaf, or of a subtree of it; see `disclosure`
     discloses: Mapping[str, Disclosure] = field(default_factory=dict)
     mechanisms: tuple[Mechanism, ...] = ()  # protective noise that its functions draw
@@ -371,13 +373,14 @@ class Part:
         return Method((self,)) + other
 
     def disclosure(self, path: str) -> Disclosure:
-        """What a leaf of the payload reveals: by the longest declared path that holds it.
+        """The declaration of a leaf of the payload.
 
         Args:
-            path: of the leaf within this part's payload, such as "change/fc.weight".
+            path: The path of the leaf within this part's payload, such as "change/fc.weight".
 
         Returns:
-            The declaration; `UNDECLARED` where there is none.
+            The declaration of the path, or of the smallest subtree that contains it and is
+            declared; `UNDECLARED` where there is none.
         """
         names = path.split(SEPARATOR)
         for depth in range(len(names), 0, -1):

@@ -18,40 +18,40 @@ from remanence.core.remote_params import RemoteParams
 
 
 class Batch(NamedTuple):
-    """Rows of a client's data. Padding repeats a real row and has weight 0, so that no gradient
+    """Examples of one client. Padding repeats a real example and has weight 0, so that no gradient
     is ever NaN.
     """
 
     x: Tensor  # [B, ...]
     y: Tensor  # [B] int64, or [B, C] soft targets
     weight: Tensor  # [B]
-    ids: Tensor  # [B] int64: the same number for the same example, whatever drifts
+    ids: Tensor  # [B] int64: an example keeps its id while clients' data drift
 
 
 class Output(NamedTuple):
-    """What a model says about a batch."""
+    """The output of a model for a batch."""
 
     logits: Tensor  # [B, C]
     features: Tensor  # [B, d]: the input of the head
 
 
 class ModelState(NamedTuple):
-    """A model as two flat trees: where a client starts, and where it ends."""
+    """The parameters and buffers of one model, or of a stack of models with a leading axis."""
 
     params: Params
     buffers: Params
 
     @property
     def num_models(self) -> int:
-        """How many models there are in a stack of them."""
+        """The number of models in a stack."""
         return len(next(iter(self.params.values())))
 
     def select(self, index: int | slice | Tensor) -> ModelState:
-        """Of a stack of models, one (an integer) or some."""
+        """One model of a stack (an integer) or a smaller stack."""
         return ModelState(pytree.take(self.params, index), pytree.take(self.buffers, index))
 
     def scatter(self, index: Tensor, models: ModelState) -> ModelState:
-        """The stack with other models in these places, [k] int64 for a stack of k."""
+        """The stack with the models at `index` [k] int64 replaced by a stack of k models."""
 
         def place(old: Params, new: Params) -> Params:
             return {name: value.index_copy(0, index, new[name]) for name, value in old.items()}
@@ -60,7 +60,7 @@ class ModelState(NamedTuple):
 
     @staticmethod
     def stack(models: Sequence[ModelState]) -> ModelState:
-        """Models one on top of the other."""
+        """Stack single models along a new leading axis."""
         return ModelState(
             pytree.stack([model.params for model in models]),
             pytree.stack([model.buffers for model in models]),
@@ -70,8 +70,8 @@ class ModelState(NamedTuple):
 class ClientStats(NamedTuple):
     """What is known of a client's data in this round; recomputed each round, because data drift."""
 
-    size: Tensor  # number of training rows
-    label_counts: Tensor  # [C] of the training rows
+    size: Tensor  # number of training examples
+    label_counts: Tensor  # [C] of the training examples
 
 
 @dataclass(frozen=True)
@@ -80,44 +80,44 @@ class TaskInfo:
 
     num_clients: int
     num_classes: int
-    max_client_size: (
-        int  # the most training rows any client ever has: the size of per-example state
-    )
-    num_examples: int  # training rows that exist in all: ids are below it
+    # the most training examples that any client ever has: the size of per-example state
+    max_client_size: int
+    num_examples: int  # training examples of all clients: ids are below it
     dtype: torch.dtype
     device: torch.device
     head: tuple[str, ...]  # parameter names of the classifier
     layers: tuple[tuple[str, ...], ...]  # parameter names of each layer, counted from the output
     norms: tuple[str, ...]  # parameter names of normalization layers
     buffers: tuple[str, ...]  # buffer names: their statistics
-    public_size: int  # rows in the server's public set
-    communicated: tuple[str, ...] = ()  # parameter names that travel: trained and not personal
-    # clients expected in a round, where each joins by a coin of its own; 0: their number is fixed
+    public_size: int  # examples in the server's public set
+    # names of the parameters that clients send: trained and not personal
+    communicated: tuple[str, ...] = ()
+    # expected number of clients in a round under Poisson sampling; 0: the number is fixed
     expected_cohort: float = 0.0
-    batch_size: int = 0  # the most rows of a batch
-    example_shape: tuple[int, ...] = ()  # the shape of one row as a network gets it,
-    example_dtype: torch.dtype = torch.float32  # and of which numbers
+    batch_size: int = 0  # the most examples in a batch
+    example_shape: tuple[int, ...] = ()  # shape of one example as the network gets it
+    example_dtype: torch.dtype = torch.float32
 
 
 class Reply(NamedTuple):
-    """What k clients send back, as one stack: every tensor has the clients as leading axis."""
+    """The replies of k clients as one stack: every tensor has the clients as leading axis."""
 
     client: Tensor  # [k] int64
     round: Tensor  # [k] int64
     params: Params | RemoteParams  # the trained parameters; frozen and personal ones are absent
     buffers: Params
-    payload: Tree  # by part: what else travels up
-    weight: Tensor  # [k] float64: number of training rows
-    client_state: Tree  # by part: what the client keeps; never travels
+    payload: Tree  # by part: what else clients send
+    weight: Tensor  # [k] float64: number of training examples
+    client_state: Tree  # by part: what the client keeps; never sent
     loss: Tensor  # [k]: mean training loss, for the log
 
     @property
     def num_clients(self) -> int:
-        """How many clients there are in the stack."""
+        """The number of clients in the stack."""
         return int(self.client.shape[0])
 
     def delta(self, start: ModelState) -> Params:
-        """How far each client moved. -> [k, ...] over the names that were trained"""
+        """The update of each client, its parameters minus those of `start`. -> [k, ...]"""
         return pytree.sub(self.params, start.params)
 
     def select(self, index: Tensor | slice) -> Reply:
@@ -134,7 +134,7 @@ class Reply(NamedTuple):
 
     @staticmethod
     def concat(chunks: Sequence[Reply]) -> Reply:
-        """Stacks one behind the other."""
+        """Join stacks along their leading axis."""
         joined: Any = (
             torch.cat(parts) if isinstance(parts[0], Tensor) else _join_trees(parts)
             for parts in zip(*chunks, strict=True)
@@ -143,5 +143,5 @@ class Reply(NamedTuple):
 
 
 def _join_trees(parts: Sequence[Any]) -> Any:
-    together = RemoteParams.concat(parts)
-    return pytree.concatenate(parts) if together is None else together
+    joined = RemoteParams.concat(parts)
+    return pytree.concatenate(parts) if joined is None else joined

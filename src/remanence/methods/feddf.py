@@ -65,11 +65,11 @@ def feddf(
     ) -> ModelState:
         # [1, n, C]: one teacher, believed in every class
         ensemble = ops.predict_logits(ops.local_models(replies)).mean(dim=0, keepdim=True)
-        given = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
+        loss_args = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
         return ops.fit(
             merged,
             ensemble_loss,
-            given,
+            loss_args,
             steps=steps,
             batch=batch,
             optimizer=server_optimizer,
@@ -98,5 +98,5 @@ def check_split(validation: float, optimizer: Optimizer, info: TaskInfo) -> None
         )
 
 
-def ensemble_loss(out: Output, rows: Batch, place: Tensor, given: Tree) -> Tensor:
-    return distill(out.logits, given["ensemble"][:, place], given["alpha"])
+def ensemble_loss(out: Output, rows: Batch, place: Tensor, loss_args: Tree) -> Tensor:
+    return distill(out.logits, loss_args["ensemble"][:, place], loss_args["alpha"])

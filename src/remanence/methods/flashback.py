@@ -123,10 +123,10 @@ def server_distillation(
     )
 
 
-def server_loss(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+def server_loss(out: Output, batch: Batch, place: Tensor, loss_args: Tree) -> Tensor:
     """Line 21."""
     return cross_entropy(out.logits, batch.y, reduction="none") + distill(
-        out.logits, given["teacher_logits"][:, place], given["alpha"]
+        out.logits, loss_args["teacher_logits"][:, place], loss_args["alpha"]
     )
 
 

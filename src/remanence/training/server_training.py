@@ -63,7 +63,7 @@ def make_fit(
     def fit(
         model: ModelState,
         loss: PublicLoss,
-        given: Tree,
+        loss_args: Tree,
         *,
         epochs: int = 0,
         steps: int = 0,
@@ -82,7 +82,7 @@ def make_fit(
         public = task.public.to(device)
         inputs = StepInputs(
             start=model,
-            loss_args=given,
+            loss_args=loss_args,
             public=public,
             places=torch.from_numpy(train_places[plan.indices]).to(device),
             keys=_step_keys(call_key, num_steps).to(device),
