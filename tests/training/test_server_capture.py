@@ -155,6 +155,12 @@ def test_a_loss_with_a_closure_is_not_captured() -> None:
     assert not is_pure(closure)
     assert not is_pure(partial(plain, given={}))
 
+    class Scaled:
+        def loss(self, out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+            return out.logits[:, 0]
+
+    assert not is_pure(Scaled().loss)
+
 
 def test_captured_steps_are_not_pickled_with_a_task() -> None:
     assert pickle.loads(pickle.dumps(EngineCache({"server steps": [1]}))) == {}

@@ -8,6 +8,7 @@ A captured step reads fixed tensors, so everything that changes between rounds m
 from __future__ import annotations
 
 import logging
+import types
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -187,5 +188,5 @@ def get_captured(
 
 
 def is_pure(loss: Any) -> bool:
-    """Whether the loss is a function without a closure."""
-    return getattr(loss, "__closure__", loss) is None
+    """Whether the loss is a function without a closure. A bound method has its object as one."""
+    return isinstance(loss, types.FunctionType) and loss.__closure__ is None
