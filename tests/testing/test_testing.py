@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -340,7 +343,36 @@ def test_a_shape_that_no_data_have_is_refused() -> None:
         check_model(Net(""), (2, 5), 3)
 
 
-# --------------------------------------------------------------------------------- worst_difference
+# ---------------------------------------------------------------------------------- process state
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda: check_method("fedavg"),
+        lambda: check_engine(SequentialEngine),
+        lambda: check_model(Net(""), (5,), 3),
+        lambda: check_model(Net("unused"), (5,), 3),
+    ],
+    ids=["method", "engine", "model", "failing"],
+)
+def test_a_check_restores_the_process(
+    check: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A build turns determinism off and puts the working directory on `sys.path`."""
+    monkeypatch.chdir(tmp_path)
+    path, was_deterministic = list(sys.path), torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with contextlib.suppress(AssertionError):
+            check()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert sys.path == path
+    finally:
+        torch.use_deterministic_algorithms(was_deterministic)
+
+
+# ------------------------------------------------------------------------------------ max_rel_diff
 
 
 def test_trees_that_cannot_be_compared_are_infinitely_far_apart() -> None:

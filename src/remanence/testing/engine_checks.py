@@ -9,6 +9,7 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.engine import Engine, ExampleResults
+from remanence.core.process_state import preserve_process_state
 from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment
@@ -33,6 +34,7 @@ from remanence.testing.toy_task import (
 from remanence.training.task import TrainingTask
 
 
+@preserve_process_state()
 def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
     """Does this engine carry everything there and back, whatever the method?
 

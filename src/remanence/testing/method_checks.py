@@ -11,6 +11,7 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
+from remanence.core.process_state import preserve_process_state
 from remanence.core.slots import Method, Part
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
@@ -48,6 +49,7 @@ class Case(NamedTuple):
     title: str
 
 
+@preserve_process_state()
 def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
     """Check that every engine, checkpoint and partition carries a method.
 

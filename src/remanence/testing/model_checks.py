@@ -9,6 +9,7 @@ from torch import nn
 
 from remanence.core import pytree
 from remanence.core.errors import InputError
+from remanence.core.process_state import preserve_process_state
 from remanence.core.rng import Key
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
@@ -28,6 +29,7 @@ from remanence.testing.toy_task import (
 from remanence.training.task import TrainingTask
 
 
+@preserve_process_state()
 def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
     """Can this network be trained here: as a pure function of its weights, and in a stack?
 
