@@ -22,6 +22,7 @@ from remanence.core import pytree
 from remanence.core.compose import parse_method
 from remanence.core.errors import InputError
 from remanence.core.model import init_module
+from remanence.core.pytree import Params
 from remanence.core.rng import Key
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import Batch, Output
@@ -313,20 +314,24 @@ def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
     run_rounds(experiment, SequentialEngine(experiment.task), 1)
 
 
-def test_somebodys_own_loss_cannot_look_at_the_label_counts() -> None:
+def test_a_users_loss_or_regularizer_cannot_read_the_label_counts() -> None:
     def base(out: Output, batch: Batch, ctx: Context) -> Tensor:
         return nn.functional.cross_entropy(
             out.logits / ctx.stats.label_counts.sum(), batch.y, reduction="none"
         )
 
-    experiment = small_experiment(Part("mine", loss=base) + dp_sgd())
-    with pytest.raises(
-        InputError, match=r"reads a statistic of all of a client's examples \(label_counts\)"
-    ):
-        run_rounds(experiment, SequentialEngine(experiment.task), 1)
+    def penalty(params: Params, ctx: Context) -> Tensor:
+        return ctx.stats.label_counts.sum() * pytree.squared_norm(params)
+
+    for mine in (Part("mine", loss=base), Part("mine", regularizers=(penalty,))):
+        experiment = small_experiment(mine + dp_sgd())
+        with pytest.raises(
+            InputError, match=r"reads a statistic of all of a client's examples \(label_counts\)"
+        ):
+            run_rounds(experiment, SequentialEngine(experiment.task), 1)
 
 
-def test_somebodys_own_extras_are_refused() -> None:
+def test_a_users_payload_is_refused() -> None:
     def after(ctx: Context, trained: Any, ops: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"seen": ctx.stats.size}
 

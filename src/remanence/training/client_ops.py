@@ -149,7 +149,7 @@ def _make_per_example(
     """`ops.per_example_grad`, with the gradient of the regularizers."""
     regularizers = task.method.hooks("regularizers")
 
-    def regularizer_grad(params: Params) -> Params:
+    def regularizer_grad(params: Params, ctx: Context) -> Params:
         grads: Params = differentiate(
             lambda p: (torch.stack([hook(p, ctx) for hook in regularizers]).sum(), {}), params
         )[0]

@@ -28,7 +28,7 @@ class HiddenStats:
 
 def make_per_example_grad(
     loss_fn_at: Callable[[Context, Tensor], LossFn],
-    regularizer_grad: Callable[[Params], Params],
+    regularizer_grad: Callable[[Params, Context], Params],
     ctx: Context,
     stats_are_private: bool,
 ) -> PerExampleGrad:
@@ -36,10 +36,10 @@ def make_per_example_grad(
 
     Args:
         loss_fn_at: Maps a context and the inputs of a batch to the loss without regularizers.
-        regularizer_grad: The gradient of the regularizers.
+        regularizer_grad: Maps parameters and a context to the gradient of the regularizers.
         ctx: The client's context in this step.
-        stats_are_private: Whether a part adds noise to the client's statistics; only then may the
-            loss read them.
+        stats_are_private: Whether a part adds noise to the client's statistics; only then may
+            the loss and the regularizers read them.
     """
 
     def per_example_grad(params: Params, batch: Batch) -> tuple[Params, Params]:
@@ -61,11 +61,11 @@ def make_per_example_grad(
             torch.func.grad(example_loss, has_aux=True), in_dims=(None, 0, 0, 0, 0)
         )
         grads: Params = grad_each(params, batch.x, batch.y, batch.ids, positions)[0]
-        return grads, regularizer_grad(params)
+        return grads, regularizer_grad(params, example_ctx)
 
     return per_example_grad
 
 
-def no_regularizer(params: Params) -> Params:
+def no_regularizer(params: Params, ctx: Context) -> Params:
     """The gradient of no regularizer."""
     return pytree.zeros_like(params)
