@@ -172,6 +172,13 @@ def test_nothing_to_poison_changes_nothing() -> None:
             True,
             "label_flip: there is no class 4: classes are numbered 0 to 3",
         ),
+        (
+            "label_flip(of=1, to=reverse)",
+            DataInfo("image", 3, np.array(16)),
+            (1, 2, 2),
+            True,
+            "to=reverse leaves class 1 of 3 as it is",
+        ),
         ("label_flip(to=9)", IMAGES, (1, 2, 2), True, "there is no class 9"),
         ("backdoor(target=4)", IMAGES, (1, 8, 8), True, "backdoor: there is no class 4"),
         (

@@ -45,6 +45,11 @@ def label_flip(
                     f"attack label_flip: there is no class {number}: classes are numbered 0 to"
                     f" {info.classes - 1}"
                 )
+        if to == "reverse" and 2 * of == info.classes - 1:
+            raise InputError(
+                f"attack label_flip: to=reverse leaves class {of} of {info.classes} as it is: give"
+                " the number of another class"
+            )
 
     def poison(
         x: np.ndarray, y: np.ndarray, info: DataInfo, key: Key
