@@ -16,7 +16,11 @@ from remanence.methods import PARTS
 
 SOURCE = Path(__file__).parents[1] / "src" / "remanence"
 # where parts are defined, and where experiments and benchmark jobs that use them are
-NAMES_ALLOWED = ("methods", "losses", "aggregators", "privacy", "peers", "recipes", "bench/jobs.py")
+# or checks of them
+NAMES_ALLOWED = (
+    *("methods", "losses", "aggregators", "privacy", "peers", "recipes", "bench/jobs.py"),
+    "testing/toy_task.py",
+)
 # names of parts that are ordinary words elsewhere: a moment of a round, a kind of peer schedule
 ORDINARY_WORDS = {"local", "random", "oracle", "median"}
 
@@ -49,6 +53,8 @@ def compared_names(tree: ast.AST) -> list[tuple[int, str]]:
             literals = [node.left, *node.comparators]
         elif isinstance(node, ast.Subscript):
             literals = [node.slice]
+        elif isinstance(node, ast.Dict):
+            literals = list(node.keys)
         elif isinstance(node, ast.Tuple | ast.List | ast.Set):
             literals = list(node.elts)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -69,6 +75,7 @@ def test_a_compared_name_is_found() -> None:
         'x in ("wsm", "tce")',
         'state["flashback"]',
         'table.get("dp_sgd")',
+        '{"scaffold": 1}',
     ):
         assert compared_names(ast.parse(line)), line
 

@@ -100,7 +100,11 @@ def test_peers_are_deceived_too() -> None:
 
 def test_what_makes_no_sense_is_refused_before_anything_starts() -> None:
     for attack, method, words in (
-        ("similarity_lies", "fedavg", "deceives peers, and this method has a server"),
+        (
+            "similarity_lies",
+            "fedavg",
+            "changes the losses that peers measure, and this method has a server",
+        ),
         ("sign_flip(fraction=0.2)", "centralized", "no clients that could be hostile"),
         ("sign_flips", "fedavg", "unknown attack"),
         ("sign_flip", "fedavg+krum(byzantine=5)", "krum needs 13 clients in a round"),

@@ -201,7 +201,7 @@ def test_nothing_to_poison_changes_nothing() -> None:
             IMAGES,
             (1, 2, 2),
             True,
-            "deceives peers, and this method has a server: use it with dac or hast",
+            "changes the losses that peers measure, and this method has a server",
         ),
     ],
 )

@@ -75,6 +75,6 @@ def check_attacks(
             attack.check(info, shape)
         if attack.tamper_probes is not None and has_server:
             raise InputError(
-                f"attack {attack.name} deceives peers, and this method has a server: use it"
-                " with dac or hast"
+                f"attack {attack.name} changes the losses that peers measure, and this method has a"
+                " server: use it with a method whose clients select their peers"
             )

@@ -60,8 +60,9 @@ def select_attackers(
 ) -> tuple[Adversary, FederatedData]:
     """Select the attackers and poison their data; none where the settings name no attack."""
     attacks = parse_attacks(config.attack)
-    if attacks and any(p.centralized for p in method.parts):
-        raise InputError("centralized has no clients that could be hostile: leave out --attack")
+    central = next((p.name for p in method.parts if p.centralized), "")
+    if attacks and central:
+        raise InputError(f"{central} has no clients that could be hostile: leave out --attack")
     known = data_info(dataset)
     check_attacks(attacks, known, dataset.shape, method.part_filling("peers") is None)
     adversary = Adversary.select(attacks, division.population.num_clients, key)
