@@ -205,7 +205,7 @@ def test_processes_agree_too() -> None:
         ("random(peers=0)", "random: peers must be at least 1, not 0"),
         ("hast(peers=-2)", "hast: peers must be at least 1, not -2"),
         ("dac(tau=-1)", "dac: tau must be a number of at least 0"),
-        ("hast(depth=-1)", "depth=-1 and finetune_epochs=3 must be at least 0"),
+        ("hast(depth=-1)", "hast: depth must be a number of at least 0, not -1"),
         ("hast(peers=2)+fedadam", "fedadam works at a server, and hast has none"),
         ("random(peers=2)+dac(peers=2)", "both replace the choice of peers"),
         ("local+centralized", "centralized works at a server, and local has none"),

@@ -21,11 +21,12 @@ from methods.unequal import (
 from reference import fedreg as witness
 from torch import Tensor
 
+from remanence.aggregators.mean import uniform_weights
 from remanence.core.errors import InputError
 from remanence.core.slots import Part
 from remanence.core.types import Batch, ModelState, Output
 from remanence.losses import wsm
-from remanence.methods.fedreg import fedreg, uniform_weights
+from remanence.methods.fedreg import fedreg
 from remanence.models import text
 from remanence.testing import check_method
 from remanence.testing.toy_task import dataset_for, small_experiment

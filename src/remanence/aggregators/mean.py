@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from remanence.core import pytree
@@ -13,6 +14,11 @@ from remanence.core.types import Reply
 def size_weights(replies: Reply, srv: ServerContext) -> Tensor:
     """By number of training examples. -> [k]"""
     return replies.weight
+
+
+def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
+    """The same for every client. -> [k]"""
+    return torch.ones_like(replies.weight)
 
 
 def partial_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:

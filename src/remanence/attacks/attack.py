@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
@@ -119,10 +119,7 @@ class AttackerSelection:
 
 def parse_attackers(name: str, fraction: float, clients: str) -> AttackerSelection:
     """Check and parse the two options that every attack has."""
-    if not 0 < fraction < 1:
-        raise InputError(
-            f"attack {name}: fraction must be a number above 0 and below 1, not {fraction}"
-        )
+    check_range(0 < fraction < 1, f"attack {name}", "fraction", "above 0 and below 1", fraction)
     if clients.strip() and not re.fullmatch(r"\d{1,9}([\s,]+\d{1,9})*", clients.strip(), re.ASCII):
         raise InputError(
             f"attack {name}: cannot read clients={clients!r}: write the numbers of the"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.declarations import MIXING, PEER_DRIFT, Remedy
-from remanence.core.errors import InputError
+from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
 from remanence.core.slots import Part, PeerAverage, PeerContext, PeerSelection
 from remanence.methods.gossip import MODELS, check_peers
@@ -41,7 +41,7 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
     [0, 20].
     """
     check_peers("dac", peers)
-    check_tau("dac", tau)
+    check_range(tau >= 0, "dac", "tau", "of at least 0", tau)
 
     def probe(ctx: PeerContext) -> Tensor:
         now = ctx.hyper["tau"]
@@ -79,8 +79,3 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
         ),
         payload_description=f"{MODELS}, with its table of similarities",
     )
-
-
-def check_tau(name: str, tau: float) -> None:
-    if not 0 <= tau < float("inf"):
-        raise InputError(f"{name}: tau must be a number of at least 0, not {tau}")

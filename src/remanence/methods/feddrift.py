@@ -20,7 +20,7 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.declarations import DRIFT, Remedy
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Tree
 from remanence.core.slots import AssignmentDecision, ModelAssignment, Part
 from remanence.core.types import TaskInfo
@@ -38,8 +38,7 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
     data of the current time step alone. What a client's model did is known from the first decision
     on, so the first drift that can start a new model is that to the third time step.
     """
-    if not 0 < delta < float("inf"):
-        raise InputError(f"feddrift: delta must be a number above 0, not {delta}")
+    check_range(delta > 0, "feddrift", "delta", "above 0", delta)
     if measure not in ("loss", "accuracy"):
         raise InputError(f"feddrift: measure is loss or accuracy, not {measure!r}")
     return Part(

@@ -12,7 +12,7 @@ from torch import Tensor
 from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.declarations import HELD_CLASSES, Remedy
-from remanence.core.errors import InputError
+from remanence.core.errors import check_range
 from remanence.core.pytree import Params
 from remanence.core.slots import Context, Part
 
@@ -23,8 +23,7 @@ def fedprox(*, mu: float = 0.01) -> Part:
 
     mu: the strength of the spring; 0 is FedAvg.
     """
-    if not 0 <= mu < float("inf"):
-        raise InputError(f"fedprox: mu must be a number of at least 0, not {mu}")
+    check_range(mu >= 0, "fedprox", "mu", "of at least 0", mu)
     return Part(
         "fedprox",
         hyper={"mu": mu},

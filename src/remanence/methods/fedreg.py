@@ -19,12 +19,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from remanence.aggregators.mean import uniform_weights
 from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.errors import InputError, check_range
 from remanence.core.pytree import Params
-from remanence.core.slots import ClientOps, Context, Part, ServerContext
-from remanence.core.types import Batch, Reply
+from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.types import Batch
 
 # Below this squared length a gradient is rounding: in a client's first step the pseudo data's
 # own labels give none at all. Far above the rounding of float32.
@@ -116,10 +117,6 @@ def sign_ascent(params: Params, batch: Batch, size: Tensor, ops: ClientOps) -> B
 def interpolate(new: Params, old: Params, share: Tensor) -> Params:
     """share * new + (1 - share) * old"""
     return pytree.map(lambda w, w_old: share * w + (1 - share) * w_old, new, old)
-
-
-def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
-    return torch.ones_like(replies.weight)
 
 
 def reject_tokens(network: nn.Module, classes: int) -> nn.Module:

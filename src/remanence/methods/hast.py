@@ -25,7 +25,7 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.declarations import DRIFT, MIXING, PEER_DRIFT, Remedy
-from remanence.core.errors import InputError
+from remanence.core.errors import check_range
 from remanence.core.pytree import Tree, weighted_mean
 from remanence.core.slots import (
     ClientOps,
@@ -37,7 +37,6 @@ from remanence.core.slots import (
     Phase,
 )
 from remanence.core.types import ModelState, TaskInfo
-from remanence.methods.dac import check_tau
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity
 from remanence.peers.peer_sampling import sample_uniform, sample_weighted
@@ -80,10 +79,9 @@ def hast(
             default is last round's, as in the authors' code, which made the thesis' numbers.
     """
     check_peers("hast", peers)
-    check_tau("hast", tau)
-    if depth < 0 or finetune_epochs < 0:
-        given = f"depth={depth} and finetune_epochs={finetune_epochs}"
-        raise InputError(f"hast: {given} must be at least 0")
+    check_range(tau >= 0, "hast", "tau", "of at least 0", tau)
+    check_range(depth >= 0, "hast", "depth", "of at least 0", depth)
+    check_range(finetune_epochs >= 0, "hast", "finetune_epochs", "of at least 0", finetune_epochs)
 
     def decide(
         probed: Tensor, losses: Tensor, ctx: PeerContext

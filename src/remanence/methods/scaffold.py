@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remanence.aggregators.mean import uniform_weights
 from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.declarations import HELD_CLASSES, Disclosure, Remedy
@@ -175,7 +176,3 @@ def update_server_control(replies: Reply, srv: ServerContext) -> Tree:
             lambda c, changes: c + changes.sum(dim=0) / srv.info.num_clients, srv.state["c"], change
         )
     }
-
-
-def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
-    return torch.ones_like(replies.weight)
