@@ -171,6 +171,6 @@ def test_it_needs_a_public_set() -> None:
 
 @pytest.mark.parametrize(("validation", "held"), [(0.05, 0), (0.99, 8)])
 def test_a_share_that_leaves_nothing_is_refused(validation: float, held: int) -> None:
-    """Of 8 rows 0.05 is none, and 0.99 is all of them."""
-    with pytest.raises(InputError, match=f"keeps {held} of the 8 rows"):
+    """Of 8 examples 0.05 is none, and 0.99 is all of them."""
+    with pytest.raises(InputError, match=f"holds out {held} of the 8 public examples"):
         small_experiment(feddf(validation=validation), {"data.public": 8})

@@ -192,6 +192,7 @@ def test_the_contract(method: Any) -> None:
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_adam_is_refused_with_the_cure(optimizer: str) -> None:
     with pytest.raises(
-        InputError, match=f"fednova: the steps of {optimizer} are no .*: train with sgd"
+        InputError,
+        match=f"fednova: the update of {optimizer} is not a weighted sum.*: train with sgd",
     ):
         make_experiment(fednova(), **{"local.optimizer": f"{optimizer}(lr=0.01)"})

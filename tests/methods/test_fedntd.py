@@ -25,7 +25,7 @@ from torch import Tensor
 from remanence.core.errors import InputError
 from remanence.core.types import Batch, Output
 from remanence.losses import wsm
-from remanence.methods.fedntd import distil_not_true, fedntd, not_true
+from remanence.methods.fedntd import distill_not_true, fedntd, not_true
 from remanence.testing import check_method
 
 
@@ -65,7 +65,7 @@ def distilled(
     }
     ops: Any = SimpleNamespace(forward=lambda model: Output(targets, targets))
     ctx: Any = SimpleNamespace(hyper=hyper, start=None)
-    rows = distil_not_true(
+    rows = distill_not_true(
         Output(logits, logits), Batch(targets, y, torch.ones(1), torch.zeros(1)), ops, ctx
     )
     return float(rows.detach()), torch.autograd.grad(rows.sum(), logits)[0][0].tolist()

@@ -173,7 +173,7 @@ def test_refuses_tokens_before_any_work() -> None:
     network = text((7,), 3, vocabulary=20)
     with pytest.raises(
         InputError,
-        match="fedreg moves inputs along their gradient, which token numbers do not have",
+        match="fedreg moves inputs along their gradient, and tokens have no gradient",
     ):
         small_experiment(fedreg(), module=network, source=dataset_for(network, (7,), 3))
 
@@ -184,7 +184,7 @@ def test_refuses_whole_numbers() -> None:
     assert gradient is not None
     batch = Batch(torch.tensor([[1, 2]]), torch.tensor([0]), torch.ones(1), torch.tensor([0]))
     nobody: Any = None
-    with pytest.raises(InputError, match="token numbers"):
+    with pytest.raises(InputError, match="tokens have no gradient"):
         gradient({}, batch, nobody, nobody)
 
 

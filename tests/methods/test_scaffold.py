@@ -215,7 +215,7 @@ def test_the_whole_gradient_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatc
         return {"w": (batch.weight * batch.x).sum() / batch.weight.sum()}
 
     ops: Any = SimpleNamespace(grad=grad)
-    monkeypatch.setattr(importlib.import_module("remanence.methods.scaffold"), "GRADIENT_ROWS", 2)
+    monkeypatch.setattr(importlib.import_module("remanence.methods.scaffold"), "GRADIENT_BATCH", 2)
     assert float(full_gradient({"w": number(1.0)}, data, ops)["w"]) == pytest.approx(3.0, abs=1e-15)
     assert asked == [2, 2, 2, 2]
 

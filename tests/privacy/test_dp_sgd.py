@@ -290,7 +290,10 @@ def test_it_resumes_exactly(tmp_path: Path) -> None:
             "dp_sgd and wsm cannot be combined: wsm weighs every example by the label counts of"
             " all; add dp_counts",
         ),
-        ("fedwavg+dp_sgd", r"fedwavg sends how many rows were forgotten; write fedwavg\(noise=5\)"),
+        (
+            "fedwavg+dp_sgd",
+            r"fedwavg sends the number of forgotten examples; write fedwavg\(noise=5\)",
+        ),
         ("scaffold(option=1)+dp_sgd", r"write scaffold\(option=2\)"),
         ("hast+dp_sgd", "hast evaluates models on a client's examples"),
         ("feddrift+dp_sgd", "feddrift evaluates models on a client's examples"),

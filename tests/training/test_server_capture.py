@@ -143,20 +143,20 @@ def test_a_state_that_was_read_does_not_change() -> None:
 
 
 def test_a_loss_with_a_closure_is_not_captured() -> None:
-    def plain(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+    def plain(out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
         return out.logits[:, 0]
 
     remembered = torch.ones(1)
 
-    def closure(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+    def closure(out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
         return out.logits[:, 0] * remembered
 
     assert is_pure(plain)
     assert not is_pure(closure)
-    assert not is_pure(partial(plain, given={}))
+    assert not is_pure(partial(plain, loss_args={}))
 
     class Scaled:
-        def loss(self, out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
+        def loss(self, out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
             return out.logits[:, 0]
 
     assert not is_pure(Scaled().loss)

@@ -1,5 +1,5 @@
-"""Centralized training: one model on all clients' data in one place, the baseline that no
-federation reaches; and what it forgets from batch to batch.
+"""Centralized training: one model on all clients' data in one place, an upper bound for federated
+methods; and what it forgets from batch to batch.
 
 Hong et al., "FedWAvg", 2022, section 3.1 and table 1.
 
@@ -24,8 +24,8 @@ EVENTS = ("right_to_wrong", "margin_rise")
 
 @part
 def centralized(*, events: bool = True) -> Part:
-    """All clients' rows are pooled; a round is the local epochs over all of them. With forgetting
-    events, counted example by example.
+    """Pools the examples of all clients; a round is the local epochs over all of them. Counts
+    forgetting events of every example.
 
     A batch A is evaluated right after the step on it, and again after the step on the next batch B.
     `right_to_wrong` counts A's examples that were classified correctly and no longer are;
@@ -62,18 +62,18 @@ def init_events(info: TaskInfo) -> Tree:
 
 
 def init_counts(ctx: Context, ops: ClientOps) -> Tree:
-    """Events of each example in this round, and the batch to evaluate again: before the first
-    step one of rows that nothing can happen to.
+    """Events of each example in this round, and the batch to evaluate again: before the first step
+    a placeholder whose examples cannot have events.
     """
-    info, rows = ctx.info, ctx.info.batch_size
+    info, size = ctx.info, ctx.info.batch_size
     empty = {
-        "x": torch.zeros(rows, *info.example_shape, dtype=info.example_dtype, device=info.device),
-        "y": torch.zeros(rows, dtype=torch.int64, device=info.device),
-        "ids": torch.zeros(rows, dtype=torch.int64, device=info.device),
-        # what was wrong cannot become wrong,
-        "right": torch.zeros(rows, dtype=torch.bool, device=info.device),
-        # and no error is larger than that
-        "error": torch.full((rows,), torch.inf, dtype=info.dtype, device=info.device),
+        "x": torch.zeros(size, *info.example_shape, dtype=info.example_dtype, device=info.device),
+        "y": torch.zeros(size, dtype=torch.int64, device=info.device),
+        "ids": torch.zeros(size, dtype=torch.int64, device=info.device),
+        # an example that is wrong cannot become wrong,
+        "right": torch.zeros(size, dtype=torch.bool, device=info.device),
+        # and no margin error is larger than infinity
+        "error": torch.full((size,), torch.inf, dtype=info.dtype, device=info.device),
     }
     return {"counts": init_events(info), "last": empty}
 
@@ -86,14 +86,14 @@ def recheck_previous_batch(
     ops: ClientOps,
     ctx: Context,
 ) -> Tree:
-    """Batch A, with B just learned; then B itself, in the first rows of what is kept, so that a
-    step hands on the same form whatever the batch's width.
+    """Evaluate batch A again, after the step on batch B; then B itself. B fills the first places of
+    the stored batch, so that its shape does not depend on the size of B.
     """
     last = tracker_state["last"]
     right, error = correct_and_margin(ops.forward(after, last["x"]), last["y"])
-    happened = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
+    is_event = {"right_to_wrong": last["right"] & ~right, "margin_rise": error > last["error"]}
     counts = {
-        name: tracker_state["counts"][name].index_add(0, last["ids"], happened[name].long())
+        name: tracker_state["counts"][name].index_add(0, last["ids"], is_event[name].long())
         for name in EVENTS
     }
     right, error = correct_and_margin(ops.forward(after, batch.x), batch.y)
@@ -109,7 +109,7 @@ def recheck_previous_batch(
 
 
 def correct_and_margin(out: Output, y: Tensor) -> tuple[Tensor, Tensor]:
-    """-> is it right [B], margin error [B]"""
+    """Whether each prediction is correct [B], and the margin error [B]."""
     true = y.unsqueeze(1)  # [B, 1]
     others = out.logits.scatter(1, true, float("-inf"))  # [B, C]
     return out.logits.argmax(dim=1) == y, others.amax(dim=1) - out.logits.gather(1, true).squeeze(1)

@@ -1,5 +1,5 @@
-"""DAC: decentralized adaptive clustering. Clients average with peers whose models do well on their
-own data, and so find their cluster.
+"""DAC: decentralized adaptive clustering. Clients average with peers whose models have a low loss
+on their own data, and so find their cluster.
 
 Zec et al., "Decentralized adaptive clustering of deep nets is beneficial for client collaboration",
 2022, as algorithm 3 of Klefbom and Toftås 2023.
@@ -26,30 +26,33 @@ from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity
 from remanence.peers.peer_sampling import sample_weighted
 
-SPREAD = 0.2  # of the published schedule of tau
+GROWTH = 0.2  # rate of the authors' schedule of tau
 
 
 @part
 def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
-    """Peers are drawn by softmax(tau * s), s being the inverse loss of a peer's model on the
-    client's own training rows.
+    """Peers are sampled by softmax(tau * s), where s is the inverse loss of a peer's model on the
+    client's own training examples.
 
-    peers: m, how many it listens to in a round. tau: how strongly it prefers those alike; 0 is
-    Random. schedule: let tau grow from 1 over the rounds of a time step, 2 tau / (1 + exp(-.2 t)) -
-    tau + 1, as in the authors' code. Similarities start at 1/(K-1); a peer never met is rated by
-    what the most alike of the peers just met holds of it (two hops). Similarities are clipped to
-    [0, 20].
+    Similarities start at 1/(K-1). For a peer never met the client takes the similarity that the
+    most similar of the peers just met has for it (two hops). Similarities are clipped to [0, 20].
+
+    Args:
+        peers: m, how many peers a client averages with in a round.
+        tau: How strongly similar peers are preferred; 0 gives Random.
+        schedule: Let tau grow from 1 over the rounds of a time step, 2 tau / (1 + exp(-.2 t)) -
+            tau + 1, as in the authors' code.
     """
     check_peers("dac", peers)
     check_range(tau >= 0, "dac", "tau", "of at least 0", tau)
 
     def probe(ctx: PeerContext) -> Tensor:
-        now = ctx.hyper["tau"]
+        tau_now = ctx.hyper["tau"]
         if schedule:
-            tau64 = now.double()
-            now = 2 * tau64 / (1 + math.exp(-SPREAD * (ctx.round - 1))) - tau64 + 1
+            tau64 = tau_now.double()
+            tau_now = 2 * tau64 / (1 + math.exp(-GROWTH * (ctx.round - 1))) - tau64 + 1
         return sample_weighted(
-            similarity.logits(ctx.state["similarity"], now),
+            similarity.logits(ctx.state["similarity"], tau_now),
             ctx.adjacency,
             peers,
             ctx.key.fold_in("similar"),
@@ -66,7 +69,9 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
         static=("peers", "schedule"),
         addresses=(
             Remedy(
-                MIXING, "listens to peers whose models do well on the client's own data", rank=1
+                MIXING,
+                "averages with peers whose models have a low loss on the client's own data",
+                rank=1,
             ),
             Remedy(PEER_DRIFT, rank=1),
         ),

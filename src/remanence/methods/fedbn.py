@@ -20,8 +20,8 @@ def fedbn() -> Part:
     """Weights and statistics of the normalization layers are trained, but never leave their client;
     the server averages the rest.
 
-    The paper speaks of batch norm; group and layer norm are kept at home likewise. The global model
-    has these layers as they were initially: evaluate the personal models (`model = "personal"` in
+    The paper treats batch norm; group and layer norm are kept local as well. In the global model
+    these layers keep their initial values: evaluate the personal models (`model = "personal"` in
     the metrics), which are the method's result.
     """
     return Part("fedbn", personal=normalization_params, validate=require_normalization)
@@ -32,7 +32,7 @@ def normalization_params(info: TaskInfo) -> tuple[str, ...]:
 
 
 def require_normalization(optimizer: Optimizer, info: TaskInfo) -> None:
-    # affine=False leaves statistics alone
+    # with affine=False a batch norm layer has statistics and no parameters
     if not info.norms and not any(name.endswith("running_mean") for name in info.buffers):
         raise InputError(
             "fedbn keeps normalization layers local, and this model has none: choose one"

@@ -1,4 +1,4 @@
-"""FedDF: the server trains the averaged model to predict what the round's clients predict together.
+"""FedDF: the server distills the ensemble of the round's client models into the averaged model.
 
 Lin et al., "Ensemble distillation for robust model fusion in federated learning", NeurIPS 2020,
 algorithm 1.
@@ -37,16 +37,17 @@ def feddf(
     """KL(softmax(mean_k z_k) || softmax(z)) minimized over the server's public set, starting at the
     average by n_k; z are logits.
 
-    By Adam, its rate falling along a cosine, with the numbers of the authors' code. The labels of
-    the public set only say when to stop: with validation=0 none are needed, all steps are taken and
-    the last model counts. The share kept for validation is our reading.
+    Adam with a cosine schedule and the numbers of the authors' code. The labels of the public set
+    are used for early stopping only: with validation=0 none are needed, all steps are taken and the
+    last model is kept. The share held out for validation is our reading.
 
-    steps: the most batches in a round.
-    patience: steps without gain on the validation rows that end a round's distillation; the best
-        model is kept.
-    lr: the learning rate of the first step.
-    batch: rows of the public set in a step.
-    validation: the share of the public set that is kept for validation.
+    Args:
+        steps: The most steps in a round.
+        patience: Steps without a better validation accuracy after which a round's distillation
+            ends; the best model is kept.
+        lr: Learning rate of the first step.
+        batch: Public examples in a step.
+        validation: Share of the public set that is held out for validation.
     """
     check_range(steps >= 1, "feddf", "steps", "of at least 1", steps)
     check_range(patience >= 1, "feddf", "patience", "of at least 1", patience)
@@ -63,7 +64,7 @@ def feddf(
         ops: ServerOps,
         srv: ServerContext,
     ) -> ModelState:
-        # [1, n, C]: one teacher, believed in every class
+        # [1, n, C]: one teacher, with weight 1 for every class
         ensemble = ops.predict_logits(ops.local_models(replies)).mean(dim=0, keepdim=True)
         loss_args = {"ensemble": ensemble, "alpha": torch.ones_like(ensemble[:, 0])}
         return ops.fit(
@@ -92,11 +93,11 @@ def check_split(validation: float, optimizer: Optimizer, info: TaskInfo) -> None
     held = round(validation * info.public_size)
     if validation and not 0 < held < info.public_size:
         raise InputError(
-            f"feddf: validation={validation} keeps {held} of the {info.public_size} rows"
-            " of the public set, and both sides need one:"
-            " add rows (data.public), or use validation=0"
+            f"feddf: validation={validation} holds out {held} of the {info.public_size} public"
+            " examples, and training and validation need at least one each: add examples"
+            " (data.public), or use validation=0"
         )
 
 
-def ensemble_loss(out: Output, rows: Batch, place: Tensor, loss_args: Tree) -> Tensor:
-    return distill(out.logits, loss_args["ensemble"][:, place], loss_args["alpha"])
+def ensemble_loss(out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
+    return distill(out.logits, loss_args["ensemble"][:, index], loss_args["alpha"])

@@ -1,5 +1,5 @@
-"""FedDrift: several global models, one for each concept. Clients that no model fits start a new
-one, and models that agree are merged.
+"""FedDrift: several global models, one for each concept. Clients whose data fit no model start a
+new one, and models with similar losses are merged.
 
 Jothimurugesan, Hsieh, Wang, Joshi, Gibbons, "Federated learning under distributed concept drift",
 AISTATS 2023, algorithm 1 and section 4.
@@ -28,15 +28,19 @@ from remanence.core.types import TaskInfo
 
 @part
 def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
-    """At every time step each client takes the model that does best on its new data, or starts a
-    new one; then models that agree are merged.
+    """At every time step each client takes the model with the lowest loss on its new data, or
+    starts a new one; then models at a distance below delta are merged.
 
-    delta: by how much the best model must do worse than the client's model did at the time step
-    before for the client to start a new model, a copy of the best, which it trains alone for one
-    time step; and how far apart models may be that are merged. measure: "loss" (the paper), or
-    "accuracy" (the authors' code, with delta from .04 to .20 by data set). Clients train on the
-    data of the current time step alone. What a client's model did is known from the first decision
-    on, so the first drift that can start a new model is that to the third time step.
+    A client starts a new model where the lowest loss exceeds that of the time step before by more
+    than delta. The new model is a copy of the best one, and the client trains it alone for one time
+    step. Clients train on the data of the current time step only. Losses are known from the first
+    decision on, so the first drift that can start a new model is that to the third time step.
+
+    Args:
+        delta: Increase of the loss that starts a new model, and the distance below which models
+            are merged.
+        measure: "loss" (the paper), or "accuracy" (the authors' code, with delta from .04 to .20 by
+            data set), which uses the error rate in place of the loss.
     """
     check_range(delta > 0, "feddrift", "delta", "above 0", delta)
     if measure not in ("loss", "accuracy"):
@@ -58,60 +62,68 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
 
 
 def init_state(info: TaskInfo) -> Tree:
-    """No client has chosen yet, so no loss can count as worse than the last."""
+    """Without a decision before, the last loss is infinite: no loss exceeds it."""
     return {"last": torch.full((info.num_clients,), torch.inf, dtype=torch.float64)}
 
 
 def decide(
-    losses: np.ndarray, uses: np.ndarray, rows: np.ndarray, state: Tree, hyper: dict[str, Tensor]
+    losses: np.ndarray, uses: np.ndarray, sizes: np.ndarray, state: Tree, hyper: dict[str, Tensor]
 ) -> AssignmentDecision:
-    """losses: [K, M] of every model on every client's new data; rows: [K]"""
+    """The decision of one time step.
+
+    Args:
+        losses: [K, M] of every model on every client's new data.
+        uses: [K] the model of each client so far; not read.
+        sizes: [K] the clients' numbers of examples.
+        state: The lowest loss of each client at the time step before.
+        hyper: delta.
+    """
     delta, models = float(hyper["delta"].double()), losses.shape[1]
     best, lowest = losses.argmin(axis=1), losses.min(axis=1)
     drifted = np.flatnonzero(lowest > state["last"].cpu().numpy() + delta)
     chosen = best.copy()
-    # each alone with a copy of the model that did best
+    # each alone with a copy of its best model
     chosen[drifted] = models + np.arange(len(drifted))
     settled = np.setdiff1d(np.arange(len(losses)), drifted)
     groups = merge(
         [int(m) for m in np.unique(chosen[settled])],
-        measure_distances(losses, chosen, rows, settled),
+        measure_distances(losses, chosen, sizes, settled),
         delta,
     )
-    # their concept may come back
+    # kept, because their concept may return
     idle = [[model] for model in range(models) if not any(model in group for group in groups)]
-    kept = sorted([*groups, *idle])  # older models come first, as before: ties are theirs
-    recipe = np.zeros((len(kept) + len(drifted), models))
+    kept = sorted([*groups, *idle])  # older models come first and win ties
+    mixing = np.zeros((len(kept) + len(drifted), models))
     number: dict[int, int] = {}  # of a model as clients chose it -> its row
     for place, group in enumerate(kept):
         weights = np.array(
-            [rows[settled][chosen[settled] == model].sum() for model in group], dtype=np.float64
+            [sizes[settled][chosen[settled] == model].sum() for model in group], dtype=np.float64
         )
-        recipe[place, group] = weights / weights.sum() if len(group) > 1 else 1.0
+        mixing[place, group] = weights / weights.sum() if len(group) > 1 else 1.0
         number |= dict.fromkeys(group, place)
     for place, client in enumerate(drifted.tolist(), start=len(kept)):
-        recipe[place, best[client]] = 1.0
+        mixing[place, best[client]] = 1.0
         number[models + place - len(kept)] = place
     return AssignmentDecision(
         np.array([number[int(model)] for model in chosen]),
-        recipe,
+        mixing,
         {"last": torch.from_numpy(lowest)},
     )
 
 
 def measure_distances(
-    losses: np.ndarray, chosen: np.ndarray, rows: np.ndarray, settled: np.ndarray
+    losses: np.ndarray, chosen: np.ndarray, sizes: np.ndarray, settled: np.ndarray
 ) -> dict[tuple[int, int], float]:
-    """How much worse two models do on each other's data, the larger of the two, and at least 0;
-    by pair.
+    """The distance of every pair of models: the larger of the two increases of the loss on the
+    other model's data, at least 0.
     """
     used = [int(model) for model in np.unique(chosen[settled])]
-    # loss of every model on all rows of the clients that use model i
+    # loss of every model on all examples of the clients that use model i
     on = {
         i: np.average(
             losses[settled][chosen[settled] == i],
             axis=0,
-            weights=rows[settled][chosen[settled] == i],
+            weights=sizes[settled][chosen[settled] == i],
         )
         for i in used
     }

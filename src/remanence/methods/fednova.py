@@ -38,10 +38,10 @@ def fednova() -> Part:
     """x <- x + (sum_i p_i a_i) * sum_i p_i (y_i - x) / a_i, with p_i the clients' weights and a_i =
     ||a_i||_1 their effective local steps.
 
-    a_i says how many plain steps client i's amounted to: their number with plain SGD; a + m after m
-    <- rho m + 1 with momentum rho; (1 - lr mu) a + 1 with FedProx's mu. Weight decay shrinks
-    earlier steps as FedProx does. It is found by letting the client's own optimizer and penalties
-    walk along a single number that always feels a gradient of 1, so that other penalties and
+    a_i is the number of plain gradient steps that client i's steps amount to. A step of plain SGD
+    makes a_i into a_i + 1. With momentum rho it becomes a_i + m, after m <- rho m + 1; with FedProx
+    (1 - lr mu) a_i + 1, and likewise with weight decay. It is computed by applying the client's own
+    optimizer and regularizers to a scalar whose loss has gradient 1, so that other regularizers and
     Nesterov's momentum count as well. Where all a_i are equal this is FedAvg.
     """
     return Part(
@@ -53,7 +53,7 @@ def fednova() -> Part:
         addresses=(
             Remedy(
                 AGGREGATION,
-                "keeps clients with many local steps from pulling harder than others",
+                "keeps clients with many local steps from having more influence than others",
                 rank=2,
                 needs_unequal_steps=True,
             ),
@@ -65,11 +65,11 @@ def fednova() -> Part:
 
 
 def check_steps_add_up(optimizer: Optimizer, info: TaskInfo) -> None:
-    """a_i is defined where the way made is a fixed weighted sum of the gradients."""
+    """a_i is defined where the update is a weighted sum of the gradients with fixed weights."""
     if optimizer.name in ("adam", "adamw"):
         raise InputError(
-            f"fednova: the steps of {optimizer.name} are no weighted sum of gradients, so"
-            " they cannot be counted: train with sgd, with or without momentum"
+            f"fednova: the update of {optimizer.name} is not a weighted sum of gradients, so it has"
+            " no number of effective steps: train with sgd, with or without momentum"
         )
 
 
@@ -91,9 +91,8 @@ def next_effective_steps(
 def send_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """a_i = -u / lr"""
     lr = ctx.optimizer_hparams["lr"]
-    moving = (
-        lr > 0
-    )  # a schedule may end at 0: no client moves then, and any number of steps will do
+    # a schedule may end at 0: updates are 0 then, and any number of steps will do
+    moving = lr > 0
     steps = -ctx.tracker_state["at"]["u"] / torch.where(moving, lr, torch.ones_like(lr))
     return {}, {"steps": torch.where(moving, steps, torch.ones_like(steps))}
 
@@ -107,5 +106,5 @@ def sum_normalized(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
 
 
 def rescale(total: Tree, srv: ServerContext) -> Params:
-    """tau_eff = sum_i p_i a_i steps in the mean direction"""
+    """The mean direction times tau_eff = sum_i p_i a_i."""
     return pytree.map(lambda d: total["steps"].to(d) * d, total["direction"])

@@ -1,11 +1,11 @@
 """FedNTD: distillation of the global model's predictions over all classes but the true one.
 
-A client learns the true class from its labels; what it forgets is the order of all others, so only
-those are distilled. Lee et al., "Preservation of the global knowledge by not-true distillation in
-federated learning", NeurIPS 2022.
+A client learns the true class from its labels and forgets the predictions for all other classes,
+so only those are distilled. Lee et al., "Preservation of the global knowledge by not-true
+distillation in federated learning", NeurIPS 2022.
 
     equation 4   softmax over the not-true classes        not_true
-    equation 5   CE + beta tau^2 KL(q_global || q_local)  hook loss_terms   distil_not_true
+    equation 5   CE + beta tau^2 KL(q_global || q_local)  hook loss_terms   distill_not_true
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
     The teacher is the model the client received, in evaluation mode. Of soft targets the largest
     counts as true.
 
-    beta: the strength of the distillation; 0 is FedAvg.
-    tau: the temperature of both softmaxes.
+    Args:
+        beta: Weight of the distillation loss; 0 is FedAvg.
+        tau: Temperature of both softmaxes.
     """
     check_range(beta >= 0, "fedntd", "beta", "of at least 0", beta)
     check_range(tau > 0, "fedntd", "tau", "above 0", tau)
     return Part(
         "fedntd",
         hyper={"beta": beta, "tau": tau},
-        loss_terms=(distil_not_true,),
+        loss_terms=(distill_not_true,),
         addresses=(
             Remedy(
                 ABSENT_CLASSES,
-                "distils what the global model says about all classes but the true one, the"
+                "distills the global model's predictions over all classes but the true one, the"
                 " absent ones among them",
                 rank=1,
                 needs_server=True,
@@ -49,7 +50,7 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
     )
 
 
-def distil_not_true(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
+def distill_not_true(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
     tau = ctx.hyper["tau"]
     student = torch.log_softmax(not_true(out.logits, batch.y) / tau, dim=1)
     teacher = torch.log_softmax(not_true(ops.forward(ctx.start).logits, batch.y) / tau, dim=1)
@@ -62,5 +63,5 @@ def not_true(logits: Tensor, y: Tensor) -> Tensor:
     """
     true = (y.argmax(dim=1) if y.dim() == 2 else y).unsqueeze(1)  # [B, 1]
     places = torch.arange(logits.shape[1] - 1, device=logits.device).unsqueeze(0)
-    # classes at or behind the true one move up by one
+    # indices from the true class on are shifted by one
     return logits.gather(1, places + (places >= true))

@@ -21,7 +21,8 @@ from remanence.core.slots import Context, Part
 def fedprox(*, mu: float = 0.01) -> Part:
     """mu/2 * ||w - w_t||^2 added to the loss.
 
-    mu: the strength of the spring; 0 is FedAvg.
+    Args:
+        mu: Weight of the proximal term; 0 is FedAvg.
     """
     check_range(mu >= 0, "fedprox", "mu", "of at least 0", mu)
     return Part(

@@ -1,8 +1,8 @@
-"""FedReg: local steps that do not undo what the received model knows, which generated inputs stand
-for.
+"""FedReg: local steps that keep what the received model has learned, represented by pseudo data.
 
-Inputs moved up the loss of the received model, with its predictions as labels, hold its knowledge.
-Where a local gradient opposes theirs, that component is removed. Xu et al., "Acceleration of
+Pseudo data are inputs moved along the ascent direction of the received model's loss, with its
+predictions as labels. The component of a local gradient that opposes their gradient is removed. Xu
+et al., "Acceleration of
 federated learning with alleviated forgetting in local training", ICLR 2022.
 
     step                                        hook             function
@@ -27,12 +27,12 @@ from remanence.core.pytree import Params
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import Batch
 
-# Below this squared length a gradient is rounding: in a client's first step the pseudo data's
-# own labels give none at all. Far above the rounding of float32.
+# A gradient with a smaller squared norm is rounding error: in a client's first step the gradient on
+# pseudo data is 0. Far above the rounding error of float32.
 FLOOR = 1e-8
 TOKENS = (
-    "fedreg moves inputs along their gradient, which token numbers do not have: use it with"
-    " images or tables, or choose another method"
+    "fedreg moves inputs along their gradient, and tokens have no gradient: use it with images or"
+    " tables, or choose another method"
 )
 
 
@@ -50,20 +50,22 @@ def fedreg(
 
     g is the gradient on the batch at gamma * w + (1 - gamma) * w_old; s and p are gradients at beta
     * w + (1 - beta) * w_old, on pseudo data and on perturbed data; w_old is the model the client
-    received. Pseudo data: the batch after `ascent` steps x + eta_s * sign(dL/dx) up the loss of
-    w_old, with softmax(w_old's logits) as labels. The batch itself is never changed.
+    received. Pseudo data: the batch after `ascent` steps x + eta_s * sign(dL/dx) of gradient ascent
+    on the loss of w_old, with softmax(w_old's logits) as labels. The batch itself is not changed.
 
-    Our reading, where the text is open: perturbed data are the batch after one such step of size
-    eta_p with their true labels, so that p seldom points against g; both projections are those of g
-    itself, over all parameters as one vector; where |s|^2 is under 1e-8 it counts as that, for in
-    the first step s is 0. Inputs are normalized, so step sizes are in standard deviations. All
-    gradients are those of the whole objective, with the terms of other methods, in training mode. A
-    step costs `ascent` + 4 gradients.
+    Our reading, where the paper is open: perturbed data are the batch after one such step of size
+    eta_p with their true labels, so that p seldom opposes g; both projections are those of g
+    itself, over all parameters as one vector; |s|^2 and |p|^2 are at least 1e-8, because s is 0 in
+    the first step. Inputs are normalized, so step sizes are in standard deviations. All gradients
+    are those of the whole objective, with the terms of other methods, in training mode. A step
+    costs `ascent` + 4 gradients.
 
-    gamma: how far from w_old towards w the gradient is taken; 0.25 to 0.5 by data set.
-    beta: the same for the gradients of pseudo and perturbed data.
-    eta_s, eta_p: the step sizes of pseudo and of perturbed data (our choice).
-    ascent: steps that make the pseudo data.
+    Args:
+        gamma: Share of w in the parameters at which the gradient is taken; 0.25 to 0.5 by data set.
+        beta: The same for the gradients on pseudo and perturbed data.
+        eta_s: Step size of pseudo data (our choice).
+        eta_p: Step size of perturbed data (our choice).
+        ascent: Steps that make the pseudo data.
     """
     check_range(0 < gamma <= 1, "fedreg", "gamma", "above 0 and up to 1", gamma)
     check_range(0 <= beta <= 1, "fedreg", "beta", "from 0 to 1", beta)
@@ -78,12 +80,12 @@ def fedreg(
         pseudo = batch
         for _ in range(ascent):
             pseudo = sign_ascent(old, pseudo, hyper["eta_s"], ops)
-        remembered = torch.softmax(ops.forward(ctx.start, pseudo.x).logits, dim=1)  # [B, C]
+        predictions = torch.softmax(ops.forward(ctx.start, pseudo.x).logits, dim=1)  # [B, C]
         perturbed = sign_ascent(old, batch, hyper["eta_p"], ops)
         between = interpolate(params, old, hyper["beta"])
         g = ops.grad(interpolate(params, old, hyper["gamma"]), batch)
         pseudo_gradients = (
-            ops.grad(between, pseudo._replace(y=remembered)),
+            ops.grad(between, pseudo._replace(y=predictions)),
             ops.grad(between, perturbed),
         )
         return remove_opposed(g, pseudo_gradients)
@@ -110,7 +112,7 @@ def remove_opposed(g: Params, pseudo_gradients: Sequence[Params]) -> Params:
 
 
 def sign_ascent(params: Params, batch: Batch, size: Tensor, ops: ClientOps) -> Batch:
-    """One step up the loss, by the sign of the inputs' gradient."""
+    """One step of gradient ascent on the loss, by the sign of the inputs' gradient."""
     return batch._replace(x=batch.x + size * torch.sign(ops.grad(params, batch, wrt="inputs")))
 
 

@@ -1,12 +1,12 @@
-"""FedWAvg: clients whose examples the last aggregation made the model forget weigh more in the next
-one.
+"""FedWAvg: clients whose examples the last aggregation made the model forget get more weight in
+the next one.
 
 Hong et al., "Weighted averaging federated learning based on example forgetting events in label
 imbalanced non-IID", Applied Sciences 2022, algorithm 1.
 
     line      step                                        hook             function
     2         F = 1, W = 1                                client_state     init_client_state
-    5, 10-12  F_n <- examples right before, wrong now     on_client_start  count_forgettable
+    5, 10-12  F_n <- examples correct before, wrong now   on_client_start  count_forgettable
     6-9       local training                              (default)
     5         keep the trained model for the next round   on_client_end    store_model
     14        W <- (1 - alpha) + alpha N F / sum F        client_weights   forgetting_weights
@@ -41,15 +41,16 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
     n_k play no part.
 
     F_n counts the forgettable examples of client n: those of its training data that its last local
-    model had right and the received global model has wrong. It is 1 until the client's first count,
-    and where no client forgot anything all weights are 1. N are the clients of the round; one that
-    was not counted in it brings its last F (both our reading: in the paper all clients take part).
-    Works on top of any method that averages.
+    model classified correctly and the received global model does not. It is 1 until the client's
+    first count, and where no client forgot anything all weights are 1. N is the number of clients
+    in the round; a client that does not count in it sends its last F (both are our reading: in the
+    paper all clients take part). Works with any method that averages.
 
-    alpha: the update ratio, from 0 (a plain mean) to below 1.
-    every: t, the event period: F is counted in rounds t, 2t, 3t and so on.
-    noise: deviation of Gaussian noise on every F that is sent, never below 0, so that it reveals
-        no single example; 0: the true number.
+    Args:
+        alpha: Update ratio, from 0 (a plain mean) to below 1.
+        every: t, the event period: F is counted in rounds t, 2t, 3t and so on.
+        noise: Standard deviation of Gaussian noise on every F that is sent, so that it does not
+            reveal single examples; negative results become 0. 0: the true number.
     """
     check_range(0 <= alpha < 1, "fedwavg", "alpha", "from 0 to below 1", alpha)
     check_range(every >= 1, "fedwavg", "every", "of at least 1", every)
@@ -77,7 +78,7 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
                 "examples",
                 protected_by="fedwavg" if noise else "",
                 is_count=True,
-                cure="fedwavg sends how many rows were forgotten; write fedwavg(noise=5)",
+                cure="fedwavg sends the number of forgotten examples; write fedwavg(noise=5)",
             )
         },
         mechanisms=(forgettable_noise(noise, every),) if noise else (),
@@ -85,12 +86,12 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
         addresses=(
             Remedy(
                 AGGREGATION,
-                "weighs clients by the examples that the last merge made the model forget",
+                "weights clients by the examples that the last aggregation made the model forget",
                 rank=1,
             ),
         ),
         client_weights=client_weights,
-        payload_description="how many of its examples it saw forgotten",
+        payload_description="one number: its forgotten examples",
     )
 
 
@@ -103,25 +104,25 @@ def forgettable_noise(noise: float, every: int) -> Mechanism:
         noise=noise,
         spent=EACH_ROUND,
         every=every,
-        subject="a count of forgotten rows",
+        subject="a count of forgotten examples",
     )
 
 
 def init_client_state(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
-    """Line 2. A newcomer has no local model yet: what stands in its place is never counted,
-    because `trained` is false.
+    """Line 2. A new client has no local model yet. The initial model takes its place and is never
+    evaluated, because `trained` is false.
     """
     one, no = torch.ones((), dtype=info.dtype), torch.zeros((), dtype=torch.bool)
     return {"forgettable": one, "trained": no, "params": start.params, "buffers": start.buffers}
 
 
 def last_local_model(ctx: Context) -> ModelState:
-    # a network without buffers has none to keep
+    # without buffers the branch is absent from the stored state
     return ModelState(ctx.client_state["params"], ctx.client_state.get("buffers", {}))
 
 
 def count_forgotten(local: ModelState, received: ModelState, ops: ClientOps) -> Tensor:
-    """Examples that `local` has right and `received` has wrong. -> scalar"""
+    """Number of examples that `local` classifies correctly and `received` does not. -> scalar"""
     (before, batch), (now, _) = ops.predict(local), ops.predict(received)
     lost = (before.logits.argmax(dim=1) == batch.y) & (now.logits.argmax(dim=1) != batch.y)  # [n]
     return (lost & (batch.weight > 0)).to(batch.weight).sum()

@@ -2,8 +2,9 @@
 previous global model, each class in proportion to label counts.
 
 "Flashback: understanding and mitigating forgetting in federated learning", 2023, algorithm 1.
-Forgetting in local training and in aggregation feed each other, so both are reduced; a teacher has
-weight on a class in proportion to the examples of it that the teacher was trained on.
+Forgetting in local training and in aggregation increase each other, so both are reduced. A
+teacher's weight for a class is proportional to the number of examples of it that the teacher was
+trained on.
 
     line   step                                       hook                 function
     1      pi = 0, r_k = 0                            server_state         init_label_counts
@@ -39,16 +40,17 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
     """CE + sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), alpha_i = mu_i / (nu + sum_j mu_j), at the
     clients and then at the server.
 
-    At a client nu are its own label counts, and the global model teaches with mu = pi. The server
-    averages by n_k and trains the average on its labeled public set with the clients' optimizer,
-    rate and batch size: nu = pi, taught by the round's clients, each with its counts, and by the
-    previous global model with mu = pi. Then pi grows by gamma * mu_k for every client k that has
-    not yet been counted in full. The paper's appendix with its settings is
+    At a client nu are its own label counts, and the teacher is the global model with mu = pi. The
+    server averages by n_k and trains the average on its labeled public set with the clients'
+    optimizer, learning rate and batch size: nu = pi, and the teachers are the round's clients, each
+    with its counts, and the previous global model with mu = pi. Then pi grows by gamma * mu_k for
+    every client k that has not yet been counted in full. The paper's appendix with its settings is
     missing: the defaults are our reading.
 
-    gamma: the fraction of a client's label counts added to pi each time it takes part, while gamma
-        * r_k <= 1.
-    server_epochs: E_s, epochs on the public set in every round.
+    Args:
+        gamma: Fraction of a client's label counts added to pi each time it takes part, while
+            gamma * r_k <= 1.
+        server_epochs: E_s, epochs on the public set in every round.
     """
     check_range(0 < gamma <= 1, "flashback", "gamma", "above 0 and at most 1", gamma)
     check_range(server_epochs >= 1, "flashback", "server_epochs", "of at least 1", server_epochs)
@@ -66,8 +68,8 @@ def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
         addresses=(
             Remedy(
                 AGGREGATION,
-                "lets the server distill what the clients knew into the merged model (it needs"
-                " public rows: data.public)",
+                "distills the clients' models into the aggregated one at the server (it needs"
+                " public examples: data.public)",
             ),
         ),
         server_state=init_label_counts,
@@ -88,7 +90,7 @@ def init_label_counts(start: ModelState, info: TaskInfo) -> Tree:
 
 
 def client_distillation(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
-    """Lines 7 and 10. In round 1 pi is 0, so alpha is 0 too and cross-entropy is left alone."""
+    """Lines 7 and 10. In round 1 pi is 0, so alpha is 0 and only cross-entropy remains."""
     alpha = label_shares(nu=ctx.stats.label_counts, mu=ctx.broadcast["pi"].unsqueeze(0))
     return distill(out.logits, ops.forward(ctx.start).logits.unsqueeze(0), alpha)
 
@@ -105,9 +107,7 @@ def server_distillation(
     ops: ServerOps,
     srv: ServerContext,
 ) -> ModelState:
-    """Lines 16 to 23. In round 1 the previous model has pi = 0, and so no say: the clients
-    alone teach.
-    """
+    """Lines 16 to 23. In round 1 pi is 0, so the previous model has no weight as a teacher."""
     # [1, C], [k, C]
     pi, counts = srv.state["pi"].unsqueeze(0), replies.payload["flashback"]["label_counts"]
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
@@ -123,10 +123,10 @@ def server_distillation(
     )
 
 
-def server_loss(out: Output, batch: Batch, place: Tensor, loss_args: Tree) -> Tensor:
+def server_loss(out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
     """Line 21."""
     return cross_entropy(out.logits, batch.y, reduction="none") + distill(
-        out.logits, loss_args["teacher_logits"][:, place], loss_args["alpha"]
+        out.logits, loss_args["teacher_logits"][:, index], loss_args["alpha"]
     )
 
 
@@ -134,5 +134,5 @@ def update_label_counts(replies: Reply, srv: ServerContext) -> Tree:
     """Lines 24 to 29: r_k counts this round already when gamma * r_k is compared with 1."""
     gamma, counts = srv.hyper["gamma"], replies.payload["flashback"]["label_counts"]
     r = srv.state["r"].index_add(0, replies.client, torch.ones_like(replies.client))
-    news = (gamma * r[replies.client] <= 1).to(counts)  # [k]
-    return {"pi": srv.state["pi"] + gamma * (news.unsqueeze(1) * counts).sum(dim=0), "r": r}
+    counted = (gamma * r[replies.client] <= 1).to(counts)  # [k]
+    return {"pi": srv.state["pi"] + gamma * (counted.unsqueeze(1) * counts).sum(dim=0), "r": r}

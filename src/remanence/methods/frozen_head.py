@@ -1,6 +1,6 @@
 """Frozen head: the classifier keeps its initial values, which all clients share.
 
-An option of any method: Hong et al., "FedWAvg", 2022, section 6 and figure 3; after Oh et al.,
+Joins any method: Hong et al., "FedWAvg", 2022, section 6 and figure 3; after Oh et al.,
 "FedBABU", ICLR 2022.
 
     the classifier is neither trained nor sent   hook frozen   head_names

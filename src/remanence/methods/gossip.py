@@ -24,10 +24,11 @@ from remanence.peers.peer_sampling import sample_uniform
 
 @part
 def random(*, peers: int = 6) -> Part:
-    """Gossip: each client averages its model with those of `peers` others drawn at random, then
-    trains.
+    """Gossip: each client averages its model with those of `peers` random others, then trains.
 
-    peers: m, how many it listens to in a round; fewer where fewer can be reached.
+    Args:
+        peers: m, how many peers a client averages with in a round; fewer where fewer can be
+            reached.
     """
     check_peers("random", peers)
 
@@ -48,10 +49,12 @@ def random(*, peers: int = 6) -> Part:
 
 @part
 def oracle(*, peers: int = 6) -> Part:
-    """Gossip within the right cluster: what a client could do that knew whose data are like its
-    own. An upper mark for others, not a method for use.
+    """Gossip within the true cluster: an upper bound for other methods, since no client of a real
+    federation knows the clusters.
 
-    peers: m, how many it listens to in a round; fewer where its cluster is smaller.
+    Args:
+        peers: m, how many peers a client averages with in a round; fewer where its cluster is
+            smaller.
     """
     check_peers("oracle", peers)
 
@@ -95,7 +98,7 @@ def no_candidates(ctx: PeerContext) -> Tensor:
 
 
 def check_peers(name: str, peers: int) -> None:
-    """Any number is allowed; where fewer can be reached, a client listens to those."""
+    """Refuse less than one peer. Where fewer can be reached, a client averages with those."""
     if peers < 1:
         raise InputError(
             f"{name}: peers must be at least 1, not {peers}: a client without peers is `local`"

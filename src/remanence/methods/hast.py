@@ -42,16 +42,18 @@ from remanence.peers import similarity
 from remanence.peers.peer_sampling import sample_uniform, sample_weighted
 
 ADDRESSES = (
-    Remedy(MIXING, "averages the classifier only with those alike, where mixing loses"),
+    Remedy(
+        MIXING, "averages the classifier only with similar clients, where mixing loses accuracy"
+    ),
     Remedy(
         DRIFT,
-        "needs no server: clients share the whole model with anybody and the"
-        " classifier with those alike",
+        "needs no server: clients average the whole model with random peers and the"
+        " classifier with similar ones",
         rank=1,
     ),
     Remedy(
         PEER_DRIFT,
-        "shares features with anybody, so that a client that changes cluster keeps them",
+        "averages features over all clients, so that a client that changes cluster keeps them",
     ),
 )
 
@@ -71,12 +73,12 @@ def hast(
     Args:
         peers: m, of each kind.
         tau: How strongly similar peers are preferred.
-        depth: Layers of the classifier, counted from the output; 0 is Random. With all layers HAST
-            is DAC that averages with random peers first.
+        depth: Layers of the classifier, counted from the output; 0 gives Random. With all layers
+            HAST is DAC with an average over random peers before it.
         finetune_epochs: Epochs that train the classifier alone, kept only if they lower the
             validation loss.
-        fresh: Draw similar peers by this round's similarities, as algorithm 4 is written. The
-            default is last round's, as in the authors' code, which made the thesis' numbers.
+        fresh: Sample similar peers by this round's similarities, as in algorithm 4. The default is
+            last round's, as in the authors' code, which produced the numbers of the thesis.
     """
     check_peers("hast", peers)
     check_range(tau >= 0, "hast", "tau", "of at least 0", tau)
@@ -86,18 +88,18 @@ def hast(
     def decide(
         probed: Tensor, losses: Tensor, ctx: PeerContext
     ) -> tuple[tuple[PeerAverage, ...], Tree]:
-        known = similarity.update(ctx.state, probed, losses)
+        updated = similarity.update(ctx.state, probed, losses)
         if depth == 0:
-            return (PeerAverage(probed),), known
-        seen = (known if fresh else ctx.state)["similarity"]
+            return (PeerAverage(probed),), updated
+        table = (updated if fresh else ctx.state)["similarity"]
         alike = sample_weighted(
-            similarity.logits(seen, ctx.hyper["tau"]),
+            similarity.logits(table, ctx.hyper["tau"]),
             ctx.adjacency,
             peers,
             ctx.key.fold_in("similar"),
         )
-        return (PeerAverage(probed), PeerAverage(alike, classifier(ctx.info, depth))), known | {
-            "met": similarity.mark_met(known["met"], alike)
+        return (PeerAverage(probed), PeerAverage(alike, classifier(ctx.info, depth))), updated | {
+            "met": similarity.mark_met(updated["met"], alike)
         }
 
     return Part(
@@ -140,9 +142,7 @@ def classifier(info: TaskInfo, depth: int) -> tuple[str, ...]:
 
 
 def validation_improves(ctx: Context, old: ModelState, new: ModelState, ops: ClientOps) -> Tensor:
-    """Is the loss on the client's validation rows lower? Without such rows nothing can be
-    shown, and nothing is kept.
-    """
+    """Whether the loss on the client's validation examples is lower; False without examples."""
 
     def loss(model: ModelState) -> Tensor:
         out, batch = ops.predict(model, "valid")

@@ -1,5 +1,5 @@
-"""MOON: features are drawn to the global model's and pushed away from those of the client's own
-last model.
+"""MOON: a contrastive loss pulls features towards the global model's and away from those of the
+client's own last model.
 
 Li, He, Song, "Model-contrastive federated learning", CVPR 2021, algorithm 1.
 
@@ -32,15 +32,16 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
 
     z, z_glob and z_prev are the features (the input of the classifier) of the model in training, of
     the one the client received and of the one the client ended its last round with, both in
-    evaluation mode; sim is their cosine. In a client's first round there is no last model, and the
-    term is 0. Every client keeps a whole model between its rounds; nothing but its trained model
-    goes up.
+    evaluation mode; sim is the cosine similarity. In a client's first round there is no last model,
+    and the term is 0. Every client keeps a whole model between its rounds and sends only its
+    trained model.
 
-    mu: the strength of the contrast, 5 as for CIFAR-10; 0 is FedAvg.
-    temperature: T.
-    projection: the width of a projection head d-d-projection that is put before the classifier, 256
-        in the paper; 0 for none. It changes the network, so compare it with a method on the same
-        one. It needs a network with features(x) and a linear layer called head.
+    Args:
+        mu: Weight of the contrastive loss, 5 as for CIFAR-10; 0 is FedAvg.
+        temperature: T.
+        projection: Width of a projection head d-d-projection before the classifier, 256 in the
+            paper; 0 for none. It changes the network, so compare it with a method on the same one.
+            It needs a network with features(x) and a linear layer called head.
     """
     check_range(mu >= 0, "moon", "mu", "of at least 0", mu)
     check_range(temperature > 0, "moon", "temperature", "above 0", temperature)
@@ -92,17 +93,19 @@ def store_model(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree
 
 
 class Projected(nn.Module):
-    """A network whose features pass two dense layers before they reach a classifier of their
-    own.
+    """A network with a projection head: two linear layers between its features and a new
+    classifier.
     """
 
     def __init__(self, network: nn.Module, width: int, classes: int):
         super().__init__()
         self.body = copy.deepcopy(network)
-        wide: int = self.body.head.in_features  # type: ignore[union-attr, assignment]
+        num_features: int = self.body.head.in_features  # type: ignore[union-attr, assignment]
         # an unused classifier would still be averaged and stored
         self.body.head = nn.Identity()
-        self.projection = nn.Sequential(nn.Linear(wide, wide), nn.ReLU(), nn.Linear(wide, width))
+        self.projection = nn.Sequential(
+            nn.Linear(num_features, num_features), nn.ReLU(), nn.Linear(num_features, width)
+        )
         self.head = nn.Linear(width, classes)
         if hasattr(network, "vocabulary"):
             self.vocabulary = network.vocabulary  # compared with the tokens of the data
@@ -118,7 +121,7 @@ class Projected(nn.Module):
 
 
 def project(network: nn.Module, classes: int, width: int) -> nn.Module:
-    """The network with a projection head, or a sentence."""
+    """The network with a projection head; raises InputError where it cannot have one."""
     if not callable(getattr(network, "features", None)) or not isinstance(
         getattr(network, "head", None), nn.Linear
     ):

@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates turn every client's gradient from its own direction to everyone's.
+"""SCAFFOLD: control variates correct every client's gradient towards the mean over all clients.
 
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020,
 algorithm 1.
@@ -31,27 +31,28 @@ from remanence.core.pytree import Params, Tree
 from remanence.core.slots import ClientOps, Context, Optimizer, Part, ServerContext, Transform
 from remanence.core.types import Batch, ModelState, Reply, TaskInfo
 
-# examples of a whole-data gradient at once, so that memory does not grow with a client's data
-GRADIENT_ROWS = 500
+# examples in one chunk of a full gradient, so that memory does not grow with a client's data
+GRADIENT_BATCH = 500
 
 
 @part
 def scaffold(*, option: int = 2, equal: bool = False) -> Part:
-    """Local steps y <- y - lr * (g(y) - c_i + c); then c_i is renewed, and c moves by the sum of
+    """Local steps y <- y - lr * (g(y) - c_i + c); then c_i is updated, and c changes by the sum of
     the changes / N.
 
-    c_i estimates client i's gradient and c everyone's; all start at zero, so that c is the mean of
-    all N clients' c_i at any time, whichever take part. The server's rate is 1: add a server
-    optimizer, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 takes K steps of lr to
-    be K gradients. Momentum makes them more, 1 / (1 - momentum) times in the end, and from a factor
-    of 2 on the variates feed on their own error: with a momentum above 0.5, or with Adam, take
-    option 1.
+    c_i estimates client i's gradient and c the mean gradient. All start at zero, so that c is
+    always the mean of all N clients' c_i, whichever take part. The server's learning rate is 1: add a
+    server optimizer, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 assumes that K
+    steps move the model by lr times the sum of K gradients. With momentum they move it up to
+    1 / (1 - momentum) times as far, and from a factor of 2 on the error of the control variates
+    grows: with a momentum above 0.5, or with Adam, use option 1.
 
-    option: how c_i is renewed. 2: c_i - c + (x - y_i) / (K lr), from the steps just made (the
-        paper's experiments); 1: the gradient at the received model x over all of the client's
-        training data, without augmentation.
-    equal: true gives all clients of a round the same weight, as the paper does; false weighs them
-        by their examples, as all methods here do by default.
+    Args:
+        option: How c_i is updated. 2: c_i - c + (x - y_i) / (K lr), from the steps just made (the
+            paper's experiments); 1: the gradient at the received model x over all of the client's
+            training data, without augmentation.
+        equal: Give all clients of a round the same weight, as the paper does. By default clients
+            are weighted by their numbers of examples.
     """
     if option not in (1, 2):
         raise InputError(
@@ -70,14 +71,14 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
             "change": Disclosure("model")
             if option == 2
             else Disclosure(
-                "examples", cure="its variates are plain gradients; write scaffold(option=2)"
+                "examples", cure="its control variates are raw gradients; write scaffold(option=2)"
             )
         },
         static=("option", "equal"),
         addresses=(
             Remedy(
                 HELD_CLASSES,
-                "turns every client's gradient to everyone's direction",
+                "corrects every client's gradient towards the mean over all clients",
                 rank=1,
                 needs_server=True,
             ),
@@ -99,7 +100,7 @@ def zero_control_variates(start: ModelState, *more: Any) -> Tree:
 
 
 def check_steps_are_gradients(optimizer: Optimizer, info: TaskInfo) -> None:
-    """Option II reads gradients from the way a client went."""
+    """Option II computes gradients from a client's update."""
     if optimizer.name in ("adam", "adamw") or optimizer.hparams.get("momentum", 0.0) > 0.5:
         what = (
             optimizer.name
@@ -107,7 +108,7 @@ def check_steps_are_gradients(optimizer: Optimizer, info: TaskInfo) -> None:
             else f"a momentum of {optimizer.hparams['momentum']:g}"
         )
         raise InputError(
-            f"scaffold: option 2 cannot read gradients from steps made with {what}: write"
+            f"scaffold: option 2 cannot compute gradients from steps made with {what}: write"
             " scaffold(option=1), or train with sgd and a momentum of at most 0.5"
         )
 
@@ -121,16 +122,20 @@ def correct(grads: Params, params: Params, ctx: Context) -> Params:
 def control_from_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """Option II: c_i+ = c_i - c + (x - y_i) / (K lr)."""
     lr = ctx.optimizer_hparams["lr"]
-    # a schedule may end at 0: nothing moved then, and says nothing about the gradient
+    # a schedule may end at 0: the update is 0 then, whatever the gradient
     moving = lr > 0
     length = ctx.steps * torch.where(moving, lr, torch.ones_like(lr))
 
-    def renew(c_i: Tensor, c: Tensor, x: Tensor, y_i: Tensor) -> Tensor:
+    def next_control(c_i: Tensor, c: Tensor, x: Tensor, y_i: Tensor) -> Tensor:
         return torch.where(moving, c_i - c + (x - y_i) / length, c_i)
 
     return state_and_change(
         pytree.map(
-            renew, ctx.client_state["c"], ctx.broadcast["c"], ctx.start.params, trained.params
+            next_control,
+            ctx.client_state["c"],
+            ctx.broadcast["c"],
+            ctx.start.params,
+            trained.params,
         ),
         ctx,
     )
@@ -149,22 +154,22 @@ def state_and_change(renewed: Params, ctx: Context) -> tuple[Tree, Tree]:
 
 
 def full_gradient(params: Params, data: Batch, ops: ClientOps) -> Params:
-    """The mean gradient over all rows, in pieces of about the same size: a last piece of one
-    row would not pass through batch norm.
+    """The mean gradient over all examples, in chunks of about the same size: batch norm cannot
+    train on a last chunk of one example.
     """
-    pieces = -(-len(data.weight) // GRADIENT_ROWS)
+    num_chunks = -(-len(data.weight) // GRADIENT_BATCH)
     total = pytree.zeros_like(params)
-    for piece in zip(*(torch.tensor_split(field, pieces) for field in data), strict=True):
-        batch = Batch(*piece)
-        rows = batch.weight.sum()  # 0 where no example of the piece counts
-        share = rows / data.weight.sum()
-        some = ops.grad(
+    for chunk in zip(*(torch.tensor_split(field, num_chunks) for field in data), strict=True):
+        batch = Batch(*chunk)
+        weight = batch.weight.sum()  # 0 where the chunk is all padding
+        share = weight / data.weight.sum()
+        grads = ops.grad(
             params,
             batch._replace(
-                weight=torch.where(rows > 0, batch.weight, torch.ones_like(batch.weight))
+                weight=torch.where(weight > 0, batch.weight, torch.ones_like(batch.weight))
             ),
         )
-        total = pytree.axpy(share, some, total)
+        total = pytree.axpy(share, grads, total)
     return total
 
 

@@ -1,11 +1,11 @@
-"""Server optimizers: the mean of the clients' updates is taken for a gradient, and the server steps
-along it with momentum or adaptive rates.
+"""Server optimizers: the server uses the mean of the clients' updates as a gradient, with momentum
+or adaptive rates.
 
 FedAvgM: Hsu et al., "Measuring the effects of non-identical data distribution for federated visual
 classification", 2019. FedAdagrad, FedAdam, FedYogi: Reddi et al., "Adaptive federated
-optimization", ICLR 2021, algorithm 2. As there, moments are not corrected for their start, v starts
-at tau^2 (the least it allows), and the update itself is squared (an early version of the paper
-squares its running mean; the authors call that a slip).
+optimization", ICLR 2021, algorithm 2. As there, moments have no bias correction, v starts at tau^2
+(the smallest value it allows), and the update itself is squared (an early version of the paper
+squares its running mean, which the authors call a mistake).
 
     step                                hook           function
     m = 0, v = tau^2                    server_state   init_momentum, in `adaptive`
@@ -28,16 +28,17 @@ from remanence.core.pytree import Params, Tree
 from remanence.core.slots import Part, ServerContext, ServerUpdate
 from remanence.core.types import ModelState, TaskInfo
 
-SecondMoment = Callable[
-    [Tensor, Tensor, dict[str, Tensor]], Tensor
-]  # (v, move squared, hyper) -> v
+# (v, update squared, hyper) -> v
+SecondMoment = Callable[[Tensor, Tensor, dict[str, Tensor]], Tensor]
 
 
 @part
 def fedavgm(*, lr: float = 1.0, momentum: float = 0.9) -> Part:
-    """m <- momentum * m + move;  x <- x + lr * m
+    """m <- momentum * m + update;  x <- x + lr * m
 
-    lr: the server's rate, eta. momentum: beta; 0 with lr = 1 is FedAvg.
+    Args:
+        lr: The server's learning rate, eta.
+        momentum: beta; 0 with lr = 1 is FedAvg.
     """
     check_range(lr > 0, "fedavgm", "lr", "above 0", lr)
     check_range(0 <= momentum < 1, "fedavgm", "momentum", "from 0 to below 1", momentum)
@@ -53,11 +54,14 @@ def fedavgm(*, lr: float = 1.0, momentum: float = 0.9) -> Part:
 def fedadam(
     *, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> Part:
-    """m <- beta1 m + (1 - beta1) move;  v <- beta2 v + (1 - beta2) move^2;  x <- x + lr * m /
+    """m <- beta1 m + (1 - beta1) update;  v <- beta2 v + (1 - beta2) update^2;  x <- x + lr * m /
     (sqrt(v) + tau)
 
-    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1,
-        beta2: how slowly m and v change. tau: how little it adapts.
+    Args:
+        lr: The server's learning rate, eta. The paper tunes it for each task; the default is ours.
+        beta1: Decay rate of m.
+        beta2: Decay rate of v.
+        tau: Degree of adaptivity; the smaller, the more adaptive.
     """
     return adaptive("fedadam", lr, beta1, beta2, tau, adam_second_moment)
 
@@ -66,21 +70,26 @@ def fedadam(
 def fedyogi(
     *, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
 ) -> Part:
-    """As fedadam, but v moves by a fixed share of move^2: v <- v - (1 - beta2) move^2 sign(v -
-    move^2)
+    """As fedadam, but v changes by a fixed share of update^2:
+    v <- v - (1 - beta2) update^2 sign(v - update^2)
 
-    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1,
-        beta2: how slowly m and v change. tau: how little it adapts.
+    Args:
+        lr: The server's learning rate, eta. The paper tunes it for each task; the default is ours.
+        beta1: Decay rate of m.
+        beta2: v changes by the share 1 - beta2.
+        tau: Degree of adaptivity; the smaller, the more adaptive.
     """
     return adaptive("fedyogi", lr, beta1, beta2, tau, yogi_second_moment)
 
 
 @part
 def fedadagrad(*, lr: float = 0.01, beta1: float = 0.0, tau: float = 1e-3) -> Part:
-    """As fedadam, but v only grows: v <- v + move^2
+    """As fedadam, but v only grows: v <- v + update^2
 
-    lr: the server's rate, eta: the paper tunes it task by task, so this default is ours. beta1: how
-        slowly m changes. tau: how little it adapts.
+    Args:
+        lr: The server's learning rate, eta. The paper tunes it for each task; the default is ours.
+        beta1: Decay rate of m.
+        tau: Degree of adaptivity; the smaller, the more adaptive.
     """
     return adaptive("fedadagrad", lr, beta1, None, tau, adagrad_second_moment)
 
@@ -109,7 +118,7 @@ def apply_momentum(params: Params, delta: Params, srv: ServerContext) -> tuple[P
 def adaptive(
     name: str, lr: float, beta1: float, beta2: float | None, tau: float, second: SecondMoment
 ) -> Part:
-    """The three of algorithm 2, which differ in `second` alone."""
+    """FedAdam, FedYogi or FedAdagrad, which differ in the second moment only."""
     check_range(lr > 0, name, "lr", "above 0", lr)
     check_range(0 <= beta1 < 1, name, "beta1", "from 0 to below 1", beta1)
     check_range(beta2 is None or 0 <= beta2 < 1, name, "beta2", "from 0 to below 1", beta2 or 0.0)
