@@ -233,14 +233,14 @@ def test_a_guarantee_says_what_it_rests_on() -> None:
     assert fixed.describe(16) == (
         f"epsilon {fixed.epsilon(16):.2f} of a budget of 20 at delta 1e-05 for any one"
         " client after 16 rounds"
-        " (10 of 10 clients drawn without replacement, noise 2); the noise of a simulation"
+        " (10 of 10 clients sampled without replacement, noise 2); the noise of a simulation"
         " comes from its seed: not private"
     )
     anybody = ClientGuarantee(
         noise=2.0, delta=DELTA, budget=0.0, cohort=1, clients=10, sampling="any"
     )
     assert anybody.epsilon(16) == fixed.epsilon(16)
-    assert "nothing assumed about who is asked" in anybody.describe(16)
+    assert "nothing assumed about the sampling of clients" in anybody.describe(16)
     assert "not private" in anybody.describe(16)
 
 

@@ -326,7 +326,7 @@ def test_what_slipped_through_is_refused_where_it_would_count() -> None:
     with pytest.raises(InputError, match="dp cannot protect the model's buffers"):
         with_norms("average")
     replies = replies_of([[0.0] * 4])._replace(payload={"other": {"counts": torch.ones(1, 3)}})
-    with pytest.raises(InputError, match="more came up with it"):
+    with pytest.raises(InputError, match="clients sent more than that"):
         one_round(dp(), replies)
 
 

@@ -14,7 +14,7 @@ from remanence.core.rng import Key
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.methods import dp_counts, fedwavg
-from remanence.privacy.label_dp import privatize_counts
+from remanence.privacy.label_dp import privatize_label_counts
 from remanence.rounds.federated import make_work
 from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE
@@ -29,7 +29,7 @@ from remanence.testing.toy_task import (
 
 def blurred(noise: float, counts: list[float], keys: int) -> torch.Tensor:
     """-> [keys, C]"""
-    return privatize_counts(
+    return privatize_label_counts(
         dp_counts(noise=noise),
         torch.tensor([counts] * keys, dtype=torch.float64),
         np.arange(keys),

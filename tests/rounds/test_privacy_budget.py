@@ -272,7 +272,7 @@ def test_the_report_has_a_section(tmp_path: Path) -> None:
     wanted = gaussian_epsilon(math.sqrt(2 / 4 + 1 / 100), 1e-5)
     assert kept.epsilon == f"{wanted:.2f} after round 2"
     assert kept.basis == (
-        "1 pass over its client's rows in every round, noise 2; once in its client's label"
+        "1 pass over its client's examples in every round, noise 2; once in its client's label"
         " counts, noise 10"
     )
     page = render_report([run])

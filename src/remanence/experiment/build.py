@@ -47,7 +47,7 @@ from remanence.models import default_model
 from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS, LrSchedule, local_buffers
 from remanence.peers.availability import Availability, parse_availability
 from remanence.peers.topology import TOPOLOGIES
-from remanence.privacy.label_dp import privatize_counts
+from remanence.privacy.label_dp import privatize_label_counts
 from remanence.training.task import TrainingTask
 
 _BUILDING = threading.Lock()
@@ -99,7 +99,7 @@ class BuiltExperiment:
         label_counts = torch.from_numpy(counts).to(info.device, info.dtype)
         return ClientStats(
             size=label_counts.sum(dim=1),
-            label_counts=privatize_counts(
+            label_counts=privatize_label_counts(
                 self.task.method.part_filling("privatize_stats"),
                 label_counts,
                 clients,

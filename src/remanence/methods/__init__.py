@@ -1,5 +1,10 @@
-"""The methods, one file each. This table is the only registry: a new method is a file and a
-line here.
+"""The methods, one file each.
+
+`METHODS` is the only registry: a new method is a file and a line here. `PARTS` holds everything
+that can stand between two `+`: methods, losses, robust aggregators and privacy parts. A method
+imports from `core` and from the parts that methods share (aggregators, losses, optimizers, peers,
+privacy), never from what runs it. Begin with `fedprox.py`, the smallest, and `scaffold.py`, which
+fills most slots.
 """
 
 from __future__ import annotations
@@ -35,6 +40,7 @@ from remanence.privacy.label_dp import dp_counts
 __all__ = [
     "METHODS",
     "PARTS",
+    "PRIVACY",
     "centralized",
     "dac",
     "dp",
@@ -93,5 +99,5 @@ METHODS: dict[str, Callable[..., Part]] = {
 
 PRIVACY: dict[str, Callable[..., Part]] = {"dp": dp, "dp_counts": dp_counts, "dp_sgd": dp_sgd}
 
-# whatever may stand between two `+`
+# all parts by name
 PARTS: dict[str, Callable[..., Part]] = METHODS | LOSSES | ROBUST | PRIVACY

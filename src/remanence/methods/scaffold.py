@@ -41,9 +41,9 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
     the changes / N.
 
     c_i estimates client i's gradient and c the mean gradient. All start at zero, so that c is
-    always the mean of all N clients' c_i, whichever take part. The server's learning rate is 1: add a
-    server optimizer, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 assumes that K
-    steps move the model by lr times the sum of K gradients. With momentum they move it up to
+    always the mean of all N clients' c_i, whichever take part. The server's learning rate is 1:
+    add a server optimizer, `scaffold+fedavgm(lr=0.5, momentum=0)`, for another. Option 2 assumes
+    that K steps move the model by lr times the sum of K gradients. With momentum they move it up to
     1 / (1 - momentum) times as far, and from a factor of 2 on the error of the control variates
     grows: with a momentum above 0.5, or with Adam, use option 1.
 

@@ -1,26 +1,25 @@
-"""How much a run reveals of any one client: epsilon for a delta, after a number of rounds of
-clipped and noised averages.
+"""The privacy accountant: epsilon at a delta, after a number of rounds of clipped and noised sums.
 
-Neighbors are two populations of which one has a client that contributes nothing (its update is
-zero), everything else being equal: client-level privacy. How many clients reply is taken to be
-known to all. A round releases the sum of clipped updates with Gaussian noise of `noise` times the
-clip.
+Client-level privacy: two populations are neighbors if they are equal except that one client
+contributes nothing (its update is zero) in one of them. The number of clients that reply is treated
+as public. A round releases the sum of clipped updates plus Gaussian noise with standard deviation
+`noise` times the clip.
 
-Sampling, and what is assumed of it:
-- "fixed": a number of clients drawn without replacement in every round, as our rounds do.
-  Where the client is not in the cohort another is, so the two sums can differ by twice the clip. By
-  advanced joint convexity (Balle, Barthe, Gaboardi: Privacy amplification by subsampling, 2018,
-  theorem 2) the curve of a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with delta_G
-  that of the Gaussian mechanism with noise / 2. This is a proven bound. It is much larger than the
-  number for coins, and not for want of care: see Lebeda, Regehr, Kamath, Steinke: Avoiding pitfalls
-  for privacy accounting of subsampled mechanisms under composition, 2024.
-- "poisson": every client joins by a coin of its own (clients.sampling = "poisson"), and the sum is
-  divided by how many are expected, so that it does not reveal how many came. Papers often report
+Assumptions about the sampling of clients:
+- "fixed": a number of clients is sampled without replacement in every round, as our rounds do.
+  Where the client is not in the cohort another one is, so the two sums can differ by twice the
+  clip. By advanced joint convexity (Balle, Barthe, Gaboardi: Privacy amplification by subsampling,
+  2018, theorem 2) the delta of a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with
+  delta_G that of the Gaussian mechanism with noise / 2. This is a proven bound. It is much larger
+  than the number for Poisson sampling, for reasons given by Lebeda, Regehr, Kamath, Steinke:
+  Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition, 2024.
+- "poisson": every client joins independently (clients.sampling = "poisson"), and the sum is divided
+  by the expected number of clients, so that it does not reveal the actual one. Papers often report
   this number for fixed cohorts too, for which it does not hold.
-- "any": nothing is assumed, as if everybody were in every round. It bounds the other two, and is
-    one Gaussian mechanism, of noise / sqrt(rounds).
+- "any": nothing is assumed, as if every client were in every round. It bounds the other two, and is
+  one Gaussian mechanism with noise / sqrt(rounds).
 
-The curves of the others are composed over rounds by privacy loss distributions (dp-accounting, the
+"fixed" and "poisson" are composed over rounds by privacy loss distributions (dp-accounting, the
 extra `dp`); all rounding is upwards.
 """
 
@@ -36,10 +35,10 @@ import numpy as np
 from remanence.core.errors import InputError, unknown
 
 SAMPLINGS = ("fixed", "poisson", "any")
-INTERVAL = 1e-4  # width of a cell of the privacy loss; wider where the losses reach far
-CELLS = 100_000  # about as many at most: wider cells round further up
-TAIL = 1e-15  # what may be called impossible in a round, and is added to delta instead
-MOST_ROUNDS = 1_000_000
+INTERVAL = 1e-4  # width of a cell of the privacy loss; larger where its range is large
+MAX_CELLS = 100_000  # about; wider cells round further up
+TAIL = 1e-15  # probability of losses beyond the range in a round, which is added to delta
+MAX_ROUNDS = 1_000_000
 NOT_PRIVATE = "the noise of a simulation comes from its seed: not private"
 
 
@@ -49,8 +48,12 @@ def epsilon(
     """Epsilon at `delta` after `rounds` rounds in which a client takes part with probability
     `fraction`; infinity without noise.
 
-    rounds: 0 tells nothing. noise: the noise multiplier, a deviation over the clip. sampling: see
-        above.
+    Args:
+        rounds: Rounds played; epsilon is 0 before the first.
+        fraction: Probability that a client is in a round.
+        noise: Noise multiplier: standard deviation over the clip.
+        delta: At which epsilon is reported.
+        sampling: "fixed", "poisson" or "any"; see the module.
     """
     if sampling not in SAMPLINGS:
         raise unknown("sampling", sampling, SAMPLINGS)
@@ -68,12 +71,10 @@ def epsilon(
         return 0.0
     if noise == 0:
         return math.inf
-    in_any_case = gaussian_epsilon(math.sqrt(rounds) / noise, delta)
-    return (
-        in_any_case
-        if fraction == 1 or sampling == "any"
-        else min(in_any_case, _composed(rounds, fraction, noise, sampling, delta))
-    )
+    unsampled = gaussian_epsilon(math.sqrt(rounds) / noise, delta)
+    if fraction == 1 or sampling == "any":
+        return unsampled
+    return min(unsampled, _composed(rounds, fraction, noise, sampling, delta))
 
 
 def max_rounds_for_budget(
@@ -88,10 +89,10 @@ def max_rounds_for_budget(
         )
 
     least, most = 0, 1
-    while most < MOST_ROUNDS and fits(most):
-        least, most = most, min(2 * most, MOST_ROUNDS)
-    if most == MOST_ROUNDS and fits(most):
-        return MOST_ROUNDS
+    while most < MAX_ROUNDS and fits(most):
+        least, most = most, min(2 * most, MAX_ROUNDS)
+    if most == MAX_ROUNDS and fits(most):
+        return MAX_ROUNDS
     while most - least > 1:
         middle = (least + most) // 2
         least, most = (middle, most) if fits(middle) else (least, middle)
@@ -101,8 +102,8 @@ def max_rounds_for_budget(
 def calibrate_noise(
     budget: float, *, rounds: int, fraction: float, delta: float, sampling: str = "fixed"
 ) -> float:
-    """The smallest noise multiplier, to a thousandth upwards, with which the rounds stay
-    within the budget.
+    """The smallest noise multiplier, rounded up to a thousandth, with which the rounds stay within
+    the budget.
     """
     if budget <= 0:
         raise InputError(
@@ -126,23 +127,23 @@ def calibrate_noise(
 
 @dataclass(frozen=True)
 class ClientGuarantee:
-    """What a run promises any one client."""
+    """What a run guarantees any one client."""
 
     noise: float
     delta: float
-    budget: float  # an epsilon that the run does not pass; 0: none
-    cohort: int  # clients asked in a round; where they join by coins, as many as are expected
+    budget: float  # an epsilon that the run does not exceed; 0: none
+    cohort: int  # clients sampled in a round; with Poisson sampling, the expected number
     clients: int
     sampling: str = "fixed"
     unit: str = "client"
 
     @property
     def fraction(self) -> float:
-        """A client's chance to be in a cohort."""
+        """The probability that a client is in a cohort."""
         return self.cohort / self.clients
 
     def epsilon(self, rounds: int, sampling: str = "") -> float:
-        """Spent after this number of rounds; with another sampling, what it would be."""
+        """Epsilon after this number of rounds, with this or another sampling."""
         return epsilon(
             rounds,
             fraction=self.fraction,
@@ -166,17 +167,17 @@ class ClientGuarantee:
 
     @property
     def basis(self) -> str:
-        """What it rests on."""
+        """The assumptions of the number, in words."""
         sampling = {
-            "fixed": f"{self.cohort} of {self.clients} clients drawn without replacement",
-            "poisson": f"each of {self.clients} clients drawn by a coin of its own with chance"
+            "fixed": f"{self.cohort} of {self.clients} clients sampled without replacement",
+            "poisson": f"each of {self.clients} clients sampled independently with probability"
             f" {self.fraction:.3g}",
-            "any": "nothing assumed about who is asked",
+            "any": "nothing assumed about the sampling of clients",
         }[self.sampling]
         return f"{sampling}, noise {self.noise:g}"
 
     def describe(self, rounds: int) -> str:
-        """One sentence, with everything it rests on."""
+        """One sentence with the epsilon and its assumptions."""
         limit = f" of a budget of {self.budget:g}" if self.budget else ""
         spent = (
             f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
@@ -186,7 +187,7 @@ class ClientGuarantee:
 
 
 def require_accounting() -> None:
-    """Refuse before any work where the package is missing."""
+    """Raise InputError where the package dp-accounting is missing."""
     try:
         import dp_accounting.pld  # noqa: F401
     except ImportError as error:
@@ -196,10 +197,16 @@ def require_accounting() -> None:
 
 
 def bound_of_a_round(epsilons: np.ndarray, fraction: float, noise: float) -> np.ndarray:
-    """The least delta proven for each epsilon of a round with a fixed cohort, in either direction:
-    a curve, decreasing and convex in e^epsilon.
+    """The smallest proven delta for each epsilon of a round with a fixed cohort, for both orders of
+    the neighbors; decreasing and convex in e^epsilon.
 
-    epsilons: [n], any sign -> [n]
+    Args:
+        epsilons: [n], of any sign.
+        fraction: Probability that a client is in the round.
+        noise: Noise multiplier.
+
+    Returns:
+        [n]
     """
     size = np.abs(epsilons)
     with np.errstate(over="ignore"):
@@ -214,8 +221,8 @@ def bound_of_a_round(epsilons: np.ndarray, fraction: float, noise: float) -> np.
 
 
 def gaussian_delta(epsilons: np.ndarray, distance: float) -> np.ndarray:
-    """delta of two unit Gaussians at a distance, for epsilon >= 0 (Balle and Wang: Improving
-    the Gaussian mechanism, 2018, theorem 5).
+    """delta of two Gaussians with unit variance and means at a distance, for epsilon >= 0 (Balle
+    and Wang: Improving the Gaussian mechanism, 2018, theorem 5).
     """
     from scipy.special import log_ndtr
 
@@ -225,8 +232,8 @@ def gaussian_delta(epsilons: np.ndarray, distance: float) -> np.ndarray:
 
 
 def gaussian_epsilon(distance: float, delta: float) -> float:
-    """The least epsilon at `delta` of two unit Gaussians at a distance, to a billionth upwards:
-    many Gaussian mechanisms together are one.
+    """The smallest epsilon at `delta` of two Gaussians with unit variance and means at a distance,
+    rounded up to a billionth. Several Gaussian mechanisms compose to one.
 
     >>> round(gaussian_epsilon(2.0, 9.94e-6), 2)
     10.0
@@ -262,7 +269,7 @@ def _one_round(fraction: float, noise: float, sampling: str) -> Any:
     reach = 1.0
     while float(bound_of_a_round(np.array([reach]), fraction, noise)[0]) > TAIL:
         reach *= 1.25
-    interval = max(INTERVAL, 2 * reach / CELLS)
+    interval = max(INTERVAL, 2 * reach / MAX_CELLS)
     if sampling == "poisson" or fraction == 1:
         return privacy_loss_distribution.from_gaussian_mechanism(
             standard_deviation=noise,

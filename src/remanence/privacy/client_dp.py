@@ -1,13 +1,14 @@
-"""Client-level differential privacy: every client moves the model by at most a given length, and
-noise hides whether any one of them was there.
+"""Client-level differential privacy: every client's update is clipped to a norm, and noise hides
+whether any one client took part.
 
 McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", ICLR
 2018. Adaptive clipping: Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning
-with adaptive clipping", NeurIPS 2021. What it amounts to is computed in `accountant.py`.
+with adaptive clipping", NeurIPS 2021. `accountant.py` computes the epsilon.
 
-A modifier: `fedavg+dp`, `fedprox(mu=0.1)+wsm+dp(noise=0.8)`, `fedadam+dp`. Clipping happens where
-replies are combined, so the server of a simulation sees what came before it, and its noise is drawn
-from the experiment's seed: the model is what a private run would give, but the run is not private.
+Joins any method: `fedavg+dp`, `fedprox(mu=0.1)+wsm+dp(noise=0.8)`, `fedadam+dp`. The server clips
+the updates when it aggregates them, so in a simulation it sees them unclipped, and the noise is
+drawn from the experiment's seed: the model is what a private run would give, but the run is not
+private.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from remanence.core.types import ModelState, Reply, TaskInfo
 from remanence.privacy.accountant import require_accounting
 
 NAME = "dp"
-RATE = 0.2  # the paper's eta_C: how fast the clip follows the quantile
-# the paper's sigma_b over the number of replies: noise of the share of clients within the clip
+RATE = 0.2  # the paper's eta_C: learning rate of the clip
+# the paper's sigma_b over the number of replies: noise on the share of updates within the clip
 COUNT_NOISE = 1 / 20
 
 
@@ -44,16 +45,18 @@ def dp(
 ) -> Part:
     """x <- x + 1/k (sum_i min(1, clip / ||y_i - x||) (y_i - x) + N(0, (noise * clip)^2))
 
-    Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's moves
-    that were within the clip, with noise of its own of deviation max(1/20, noise/k); the move's
-    noise grows to (noise^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost what `noise` alone
-    would. k are the clients that replied or, where each joins by a coin of its own
-    (clients.sampling=poisson), those expected.
+    Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's updates
+    within the clip, with Gaussian noise of standard deviation max(1/20, noise/k). The noise on the
+    updates grows to (noise^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost as much as
+    `noise` alone. k is the number of clients that replied; with clients.sampling=poisson the
+    expected number.
 
     Args:
-        clip: Largest norm of a client's update; the first value where it adapts.
-        noise: Noise multiplier z; 0: no guarantee. delta: At which epsilon is reported.
-        adaptive, quantile: Let the clip follow this quantile of the updates' norms.
+        clip: Largest norm of a client's update; where it adapts, the first value.
+        noise: Noise multiplier z; 0: no guarantee.
+        delta: At which epsilon is reported.
+        adaptive: Let the clip follow a quantile of the updates' norms.
+        quantile: Which quantile.
         budget: Epsilon not to exceed; 0: none.
     """
     check_arguments(clip, noise, delta, adaptive, quantile, budget)
@@ -115,30 +118,28 @@ def check_arguments(
 
 
 def follow_quantile(noise: float, quantile: float, replies: Reply, srv: ServerContext) -> Tree:
-    """The clip moves towards the quantile of the updates' norms."""
+    """One step of the clip towards the quantile of the updates' norms."""
     inside = norms_of(replies.delta(srv.start)) <= srv.state["clip"]  # [k]
     k = srv.info.expected_cohort or replies.num_clients
-    # their share; where the number of replies is secret, of those expected
+    # their share of the replies; with Poisson sampling, of the expected number of replies
     within = 0.5 + (inside.double() - 0.5).sum() / k
     share = within + split_noise(noise, k)[1] * draw_noise(srv, "share", within)
     return {"clip": srv.state["clip"] * torch.exp(-RATE * (share - quantile)).to(srv.state["clip"])}
 
 
 def uniform_weights(replies: Reply, srv: ServerContext) -> Tensor:
-    """A weight by number of rows would let one client count for many, and tell how many rows it
-    has.
-    """
+    """Weights by numbers of examples would raise a client's share, and reveal its size."""
     return torch.ones_like(replies.weight)
 
 
 def norms_of(delta: Params) -> Tensor:
-    """The length of each client's whole move. [k, ...] -> [k] float64"""
+    """The norm of each client's whole update. [k, ...] -> [k] float64"""
     squares = [move.double().flatten(1).square().sum(dim=1) for move in delta.values()]
     return torch.stack(squares).sum(dim=0).sqrt()
 
 
 def clip_factors(norms: Tensor, limit: Tensor) -> Tensor:
-    """By how much each move is shortened.
+    """The factor by which each update is scaled down.
 
     >>> clip_factors(torch.tensor([0.0, 1.0, 4.0]), torch.tensor(2.0))
     tensor([1.0000, 1.0000, 0.5000])
@@ -147,12 +148,12 @@ def clip_factors(norms: Tensor, limit: Tensor) -> Tensor:
 
 
 def split_noise(noise: float, count: float) -> tuple[float, float]:
-    """With a clip that adapts: the multiplier of the moves' noise, and the deviation of the noise
-    on the share within the clip.
+    """With an adaptive clip: the noise multiplier of the updates, and the standard deviation of the
+    noise on the share within the clip.
 
     A client changes the number within the clip, counted from one half, by 1/2: the two together are
-    one Gaussian mechanism with multiplier `noise` if z_moves^-2 + (2 sigma_b)^-2 = noise^-2. The
-    paper's sigma_b = k/20 would need k > 10 noise; below that we take sigma_b = noise.
+    one Gaussian mechanism with multiplier `noise` if z_updates^-2 + (2 sigma_b)^-2 = noise^-2. The
+    paper's sigma_b = k/20 needs k > 10 noise; below that we take sigma_b = noise.
     """
     if noise == 0:
         return 0.0, 0.0
@@ -168,9 +169,9 @@ def draw_noise(srv: ServerContext, name: str, like: Tensor) -> Tensor:
 
 
 def reject_unprotected(replies: Reply) -> None:
-    """The last line of defence: what `experiment.checks` should have found before the run."""
+    """A second check of what `experiment.checks` refuses before a run."""
     if replies.buffers or next(pytree.leaves(replies.payload), None) is not None:
         raise InputError(
-            "dp clips the model's move alone, and more came up with it: use a method"
-            " without extras and a model without averaged buffers"
+            "dp clips the model's update only, and clients sent more than that: use a method"
+            " without a payload and a model without averaged buffers"
         )

@@ -1,11 +1,11 @@
-"""Differential privacy of single examples: every row's gradient is clipped by itself, and noise
-hides whether any one of them was there.
+"""Differential privacy of single examples: every example's gradient is clipped by itself, and noise
+hides whether any one example was there.
 
 Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang, "Deep learning with differential
-privacy", CCS 2016, algorithm 1, at every client. What leaves a client is then private towards
-everybody, the server too, if its noise is the client's own secret; `dp` hides whole clients, and
-from those alone who see no more than the global model. The two can be combined. What it amounts to
-is computed in `rounds/privacy_budget.py`.
+privacy", CCS 2016, algorithm 1, at every client. The model that leaves a client is then private
+towards everyone, including the server, if the client keeps its noise secret. `dp` protects whole
+clients, from those who see only the global model. The two can be combined.
+`rounds/privacy_budget.py` computes the epsilon.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ NAME = "dp_sgd"
 def dp_sgd(
     *, clip: float = 1.0, noise: float = 1.0, delta: float = 1e-5, budget: float = 0.0
 ) -> Part:
-    """g = 1/b (sum_i min(1, clip / ||g_i||) g_i + N(0, (noise * clip)^2)) over the b rows of a
+    """g = 1/b (sum_i min(1, clip / ||g_i||) g_i + N(0, (noise * clip)^2)) over the b examples of a
     batch, instead of their mean gradient.
 
-    Regularizers such as FedProx's read no example and are added as they are. The accountant counts
-    every pass over a client's examples as one use of each of them: no credit is given for the order
-    being secret (batches are shuffled, not drawn by coins).
+    Regularizers such as FedProx's read no example and are added unclipped. The accountant counts
+    every epoch as one use of each of a client's examples. It assumes no amplification by sampling,
+    because batches are shuffled and not sampled independently.
 
-    clip: the longest gradient of a row. noise: the multiplier z; 0: clipping alone, no promise.
-    delta: at which epsilon is reported, well below 1 / rows of a client. budget: an epsilon at
-    which the run stops before it is passed; 0: no limit.
+    Args:
+        clip: Largest norm of an example's gradient.
+        noise: Noise multiplier z; 0: clipping only, no guarantee.
+        delta: At which epsilon is reported; well below 1 / examples of a client.
+        budget: Epsilon not to exceed: the run stops before; 0: none.
     """
     check_range(clip > 0, NAME, "clip", "above 0", clip)
     check_range(noise >= 0, NAME, "noise", "of at least 0", noise)
@@ -50,14 +52,14 @@ def dp_sgd(
         )
 
     def gradient(params: Params, batch: Batch, ops: ClientOps, ctx: Context) -> Params:
-        rows, penalty = ops.per_example_grad(params, batch)
-        total = clipped_sum(rows, batch.weight, ctx.hyper["clip"])
+        grads, regularizer_grads = ops.per_example_grad(params, batch)
+        total = clipped_sum(grads, batch.weight, ctx.hyper["clip"])
         count, key = batch.weight.sum(), rng.fold_in(ctx.key, NAME)
         deviation = ctx.hyper["noise"] * ctx.hyper["clip"]
         return {
             name: (sum_ + deviation * rng.normal(rng.fold_in(key, name), sum_.shape, sum_.dtype))
             / count
-            + penalty[name]
+            + regularizer_grads[name]
             for name, sum_ in total.items()
         }
 
@@ -75,26 +77,29 @@ def dp_sgd(
                 spent=EACH_PASS,
                 delta=delta,
                 budget=budget,
-                subject="its client's rows",
+                subject="its client's examples",
             ),
         ),
     )
 
 
-def clipped_sum(rows: Params, weight: Tensor, limit: Tensor) -> Params:
-    """The sum of the rows' gradients, none of which is longer than the limit over the whole model;
-    padding, of weight 0, counts nothing.
+def clipped_sum(grads: Params, weight: Tensor, limit: Tensor) -> Params:
+    """The sum of the examples' gradients, each clipped to a norm over the whole model. Padding, of
+    weight 0, does not count.
 
     >>> gradients = {"w": torch.tensor([[3.0, 4.0], [0.3, 0.4], [9.0, 9.0]])}
     >>> clipped_sum(gradients, torch.tensor([1.0, 1.0, 0.0]), torch.tensor(1.0))
     {'w': tensor([0.9000, 1.2000])}
 
-    rows: [B, ...]; weight: [B]
+    Args:
+        grads: [B, ...]
+        weight: [B]
+        limit: Largest norm.
     """
     # [B]
-    squares = torch.stack([row.flatten(1).square().sum(dim=1) for row in rows.values()]).sum(dim=0)
+    squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in grads.values()]).sum(dim=0)
     norms = squares.sqrt()
     factors = torch.where(weight > 0, torch.where(norms > limit, limit / norms, 1.0), 0.0)
     return pytree.map(
-        lambda row: (factors.to(row).reshape(-1, *(1,) * (row.dim() - 1)) * row).sum(dim=0), rows
+        lambda g: (factors.to(g).reshape(-1, *(1,) * (g.dim() - 1)) * g).sum(dim=0), grads
     )

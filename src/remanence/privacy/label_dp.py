@@ -1,11 +1,10 @@
-"""Label counts with noise of their own: nothing, not even the client's own loss, reads the true
-ones.
+"""Differential privacy of label counts: all functions of a method, also the client's own loss, read
+noised counts.
 
-How many examples of each class a client has is sensitive, and Flashback sends it. The Gaussian
-mechanism (Dwork and Roth, "The algorithmic foundations of differential privacy", 2014, appendix A)
-hides any one example in it: an example changes one count by 1. The noise is drawn once for a
-client's data and not again in every round, which would average it away; so the cost does not grow
-with the rounds.
+A client's label counts are sensitive, and Flashback sends them. The Gaussian mechanism (Dwork and
+Roth, "The algorithmic foundations of differential privacy", 2014, appendix A) protects single
+examples in them: an example changes one count by 1. The noise is drawn once for a client's data,
+since noise drawn anew in every round would average out; so the cost does not grow with the rounds.
 """
 
 from __future__ import annotations
@@ -33,21 +32,23 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
 
     All functions read these counts: Flashback at client and server, and the losses wsm,
     fedlc, fedrs, masked_ce and tce. About half of the classes that a client lacks then seem to be
-    there. The number of its rows, by which clients are weighed, is taken to be public.
+    present. The client's number of examples, its weight in the aggregation, is treated as public.
 
-    noise: the deviation, in examples. delta: at which epsilon is reported.
+    Args:
+        noise: Standard deviation, in examples.
+        delta: At which epsilon is reported.
     """
     check_range(noise > 0, NAME, "noise", "above 0", noise)
     check_range(0 < delta < 1, NAME, "delta", "between 0 and 1", delta)
 
-    def blur(counts: Tensor, key: Key) -> Tensor:
+    def add_noise(counts: Tensor, key: Key) -> Tensor:
         drawn = rng.normal(key.fold_in(NAME).tensor(), counts.shape, torch.float64).to(counts)
-        blurred = (counts + noise * drawn).clamp(min=0)
-        return blurred if bool(blurred.any()) else torch.ones_like(counts)
+        noised = (counts + noise * drawn).clamp(min=0)
+        return noised if bool(noised.any()) else torch.ones_like(counts)
 
     return Part(
         NAME,
-        privatize_stats=blur,
+        privatize_stats=add_noise,
         static=("noise", "delta"),
         mechanisms=(
             Mechanism(
@@ -63,18 +64,25 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
     )
 
 
-def privatize_counts(
-    blur: Part | None, counts: Tensor, clients: np.ndarray, time_step: int, key: Key
+def privatize_label_counts(
+    owner: Part | None, counts: Tensor, clients: np.ndarray, time_step: int, key: Key
 ) -> Tensor:
-    """The label counts of some clients as their method shows them; `key` is the experiment's.
-    counts: [k, C]
+    """The label counts of some clients as the functions of their method read them.
+
+    Args:
+        owner: The part of the method that fills `privatize_stats`, if any.
+        counts: [k, C] true label counts.
+        clients: [k]
+        time_step: Noise is drawn once for each client and time step.
+        key: The experiment's.
     """
-    if blur is None or blur.privatize_stats is None or not len(clients):
+    if owner is None or owner.privatize_stats is None or not len(clients):
         return counts
-    show = blur.privatize_stats
+    privatize = owner.privatize_stats
+    # the strings given to fold_in are part of the random streams: they never change
     return torch.stack(
         [
-            show(mine, key.fold_in("facts", int(client), time_step))
-            for client, mine in zip(clients, counts, strict=True)
+            privatize(own_counts, key.fold_in("facts", int(client), time_step))
+            for client, own_counts in zip(clients, counts, strict=True)
         ]
     )
