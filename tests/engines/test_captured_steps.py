@@ -398,6 +398,23 @@ def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.Monkey
     assert choice.reason.endswith("eager 125.00; steps could not be captured (no such operation)")
 
 
+def test_eager_steps_are_a_choice_even_where_they_are_degraded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU without a compiler convolutions outside the steps are left to torch."""
+
+    def without_kernels(engine: VectorizedEngine, job: Any) -> Any:
+        engine.degraded_reasons = ["convolutions are left to torch (no C compiler)"]
+        return iter(())
+
+    monkeypatch.setattr(VectorizedEngine, "train", without_kernels)
+    experiment = small_experiment("fedavg")
+    job = make_work(experiment, first_state(experiment), 1)
+    choice = choose_execution(experiment.task, job, 64, 10_000, 1, iter(range(99)).__next__)
+    assert choice.execution == "eager"
+    assert choice.reason.endswith("; convolutions are left to torch (no C compiler)")
+
+
 def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
     monkeypatch.setattr(cuda_graphs, "trace_step", None)

@@ -141,9 +141,8 @@ def choose_execution(
         engine = VectorizedEngine(trial, stack, execution)
         seconds = _min_time(3, engine, some, clock)
         engine.close()
-        if engine.degraded_reason:
-            failure = f"; {engine.degraded_reason}"
-        else:
+        failure = f"; {engine.degraded_reason}" if engine.degraded_reason else failure
+        if engine.execution == execution:  # otherwise the steps ran eagerly
             times[execution] = seconds
     best = take_simplest(times)
     measured = ", ".join(
