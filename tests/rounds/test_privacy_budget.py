@@ -197,6 +197,7 @@ def test_a_budget_ends_a_run_that_is_then_finished(tmp_path: Path) -> None:
     )
     assert [line["round"] for line in run.metrics if line["split"] == "test"] == [1, 2, 3, 4]
     assert run.finished
+    assert run.reached_end
     assert run.metadata["last_round"] == 4
     # the last round is evaluated, although it is not the planned one
     assert run.metrics[-1]["accuracy"] is not None

@@ -249,19 +249,19 @@ class Run:
         newest = max(
             (int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII)), default=0
         )
-        # a privacy budget may end a run earlier than planned
-        return newest >= int(self.metadata.get("last_round", self.config.total_rounds))
+        return newest >= self._last_round
 
     @property
     def reached_end(self) -> bool:
         """Whether the metrics go to the last round: also where checkpoints were deleted to save
         space.
         """
-        return (
-            (self.folder / METRICS).exists()
-            and bool(self.metrics)
-            and int(self.metrics[-1]["round"]) >= self.config.total_rounds
-        )
+        return bool(self.metrics) and int(self.metrics[-1]["round"]) >= self._last_round
+
+    @property
+    def _last_round(self) -> int:
+        """A privacy budget may end a run earlier than planned."""
+        return int(self.metadata.get("last_round", self.config.total_rounds))
 
 
 @dataclass(frozen=True)
