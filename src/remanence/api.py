@@ -23,7 +23,6 @@ from remanence.core.progress import make_progress
 from remanence.core.slots import Method, Part
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset
-from remanence.engines.autotune import EngineChoice
 from remanence.results.run import Comparison, Run, load
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.time_limit import TimeLimit
@@ -163,11 +162,6 @@ def resume(
     objects, _ = _objects(method, model, data)
     progress, limit = make_progress(quiet), TimeLimit(time_limit)
     if isinstance(found, Comparison):
-        if unknown := sorted(set(found.plan.get("engine", {})) - set(EngineChoice._fields)):
-            raise InputError(
-                f"{found.folder} was written by another version of remanence, or is"
-                f" damaged: its engine has {unknown[0]!r:.40}"
-            )
         if rounds is not None:
             raise InputError(
                 f"{folder} is a comparison: --rounds can extend single runs only, such as"

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 import remanence as rem
 from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
+from remanence.core.progress import NullProgress
 from remanence.report.tables import chosen_rows
 from remanence.results.run import COMPARISON, RUNS, Comparison
+from remanence.rounds.time_limit import TimeLimit
+from remanence.sweeps.grid import resume_comparison
 
 SMALL: dict[str, Any] = {
     "data": "synthetic(samples=300, classes=3, features=5)",
@@ -113,6 +117,32 @@ def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=words):
             rem.compare(methods, out=tmp_path / "c", **SMALL, **more)
         assert not (tmp_path / "c").exists()
+
+
+ENGINE = {"name": "sequential", "threads": 1, "reason": "as asked"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "fault"),
+    [
+        (ENGINE | {"name": "sequentiall"}, "its engine is none of ours"),
+        (ENGINE | {"fibers": 1}, "its engine is none of ours"),
+        (ENGINE | {"threads": -1}, "its engine is none of ours"),
+        ({}, "its engine is none of ours"),
+        (None, "it does not describe its runs"),
+    ],
+)
+def test_a_damaged_plan_is_not_resumed(
+    tmp_path: Path, engine: dict[str, Any] | None, fault: str
+) -> None:
+    with pytest.raises(Stopped):
+        rem.compare("fedavg", seeds=2, out=tmp_path / "c", time_limit=0.0, **SMALL)
+    plan = dict(Comparison(tmp_path / "c").plan)
+    if engine is None:
+        del plan["specs"]
+    (tmp_path / "c" / COMPARISON).write_text(tomli_w.dumps(plan | {"engine": engine or {}}))
+    with pytest.raises(InputError, match=fault):
+        resume_comparison(tmp_path / "c", progress=NullProgress(), time_limit=TimeLimit(None))
 
 
 def test_hostile_method_names_stay_inside_the_folder(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from remanence.core.progress import Progress
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
+from remanence.results.readers import corrupt_file
 from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison, Run
 from remanence.rounds.engine_choice import resolve_engine
 from remanence.rounds.time_limit import TimeLimit
@@ -80,11 +82,9 @@ def plan_grid(
             spec = parse_experiment(base, {**changes, **setting, "method": method, "seed": seed})
             cells.append(GridPoint(_slug(f"{method} {text} seed{seed}"), method, text, seed, spec))
         check_names(cells[-1].spec)
-    names = [cell.name for cell in cells]
+    names = Counter(cell.name for cell in cells)
     return [
-        c
-        if names.count(c.name) == 1
-        else GridPoint(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec)
+        c if names[c.name] == 1 else GridPoint(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec)
         for i, c in enumerate(cells)
     ]
 
@@ -135,21 +135,24 @@ def resume_comparison(
 ) -> Comparison:
     """Resume the runs that are unfinished and start those that are missing."""
     plan = Comparison(folder).plan
+    if "specs" not in plan:
+        raise corrupt_file(folder / COMPARISON, "it does not describe its runs")
     cells = [
         GridPoint(
             c["name"],
             c["method"],
-            c["setting"],
+            c.get("setting", ""),
             c["seed"],
             parse_experiment(plan["specs"][c["name"]]),
         )
         for c in plan["cells"]
     ]
+    choice = _read_choice(folder, plan)
     with translate_disk_errors(folder, resumable=True), lock(folder):
         _run_grid(
             cells,
             folder,
-            EngineChoice(**plan["engine"]),
+            choice,
             progress,
             time_limit,
             int(plan.get("batch_runs", 0)),
@@ -157,6 +160,17 @@ def resume_comparison(
             source,
         )
     return Comparison(folder)
+
+
+def _read_choice(folder: Path, plan: Mapping[str, Any]) -> EngineChoice:
+    """The engine that was chosen for all runs; the plan may come from another person."""
+    try:
+        choice = EngineChoice(**plan["engine"])
+        settings = {"engine": choice.name, "threads": choice.threads, "stack_size": choice.stack}
+        parse_experiment({}, settings | {"execution": choice.execution})
+    except (KeyError, TypeError, InputError):
+        raise corrupt_file(folder / COMPARISON, "its engine is none of ours") from None
+    return choice
 
 
 def _run_grid(
