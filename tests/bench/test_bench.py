@@ -195,6 +195,28 @@ def test_the_command() -> None:
     assert f"torch {torch.__version__}" in table
 
 
+@pytest.mark.usefixtures("tiny_jobs")
+@pytest.mark.parametrize("name", ["A", "G", "H"])
+def test_a_job_leaves_the_threads_to_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The engine chosen for a job may take one thread; the plain loop of the next takes all."""
+
+    def choose(task: Any, work: Any, rounds: int) -> EngineChoice:
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        return STACKED
+
+    monkeypatch.setattr(runner, "choose_engine", choose)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        result = runner.measure(JOBS[name], "cpu", "fp32", 1)
+        assert (result["threads"], torch.get_num_threads()) == (1, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [

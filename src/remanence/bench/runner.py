@@ -29,6 +29,7 @@ from remanence.bench.machine import about_machine, watching_memory
 from remanence.bench.plain_engine import PlainEngine
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError, RunFailed, unknown
+from remanence.core.process_state import preserve_process_state
 from remanence.core.signals import sigterm_as_interrupt
 from remanence.core.types import ModelState, Reply
 from remanence.engines.autotune import EngineChoice, choose_engine
@@ -49,6 +50,7 @@ CLOSE = 1e-9
 LONG_RUN = 100_000
 
 
+@preserve_process_state()
 def run_jobs(
     names: Sequence[str],
     *,
@@ -112,11 +114,11 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
     experiment, state, work = prepare(job, device, precision)
     choice, engine = start_engine(experiment, work)
     ours_threads = choice.threads
-    difference = compare_with_plain(job, device, choice)
-    set_precision(experiment.config)  # the comparison changed it to float64
     try:
+        difference = compare_with_plain(job, device, choice)
+        set_precision(experiment.config)  # the comparison changed it to float64
         rows = count_rows(experiment, work)
-        floor = None  # not defined for a round in which models are probed and mixed
+        floor = None  # not defined for a round in which peers are evaluated and averaged
         if job.measure == "score":
             plain, ours, floor, rows = scoring(experiment, state, work, engine)
         elif job.measure == "round":
@@ -343,8 +345,10 @@ def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]
     job with fewer clients.
     """
     peaks, seconds, rows = [], 0.0, 0
+    threads = torch.get_num_threads()
     for settings in (job.smaller, {}):
         gc.collect()
+        torch.set_num_threads(threads)  # the choice of an engine changes them
         with watching_memory(torch.device("cpu")) as peak:
             experiment, _, work = prepare(job, device, precision, settings)
             choice, engine = start_engine(experiment, work)
@@ -353,9 +357,9 @@ def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]
                 run_rounds(experiment, engine, job.rounds)
             seconds, rows = (time.perf_counter() - begin) / job.rounds, count_rows(experiment, work)
         peaks.append(peak())
-        threads = torch.get_num_threads()
+    torch.set_num_threads(threads)
     other = f"{job.name} with {job.smaller['clients.count']:,} clients (memory)"
-    return describe(job, experiment, threads, [seconds], rows, peaks[1], choice.reason) | {
+    return describe(job, experiment, choice.threads, [seconds], rows, peaks[1], choice.reason) | {
         "relative_to": other,
         "ratio_to_relative": peaks[1] / peaks[0],
     }
