@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from remanence.config import parse_experiment
-from remanence.core.progress import SharedProgress
+from remanence.core.progress import NullProgress, SharedProgress
+from remanence.engines.autotune import EngineChoice
+from remanence.rounds.time_limit import TimeLimit
+from remanence.sweeps import scheduler
 from remanence.sweeps.compatibility import batch_key
-from remanence.sweeps.scheduler import max_runs_per_stack
+from remanence.sweeps.scheduler import QueuedRun, max_runs_per_stack
 
 LINE: dict[str, Any] = {"round": 1, "accuracy": 0.5, "rejected": [], "abandoned": False}
 
@@ -46,6 +50,22 @@ def test_what_is_worth_trying_together(changes: dict[str, Any], same: bool) -> N
     assert (
         batch_key(parse_experiment({}, base)) == batch_key(parse_experiment({}, base | changes))
     ) is same
+
+
+def test_the_rounds_of_a_stack_count_for_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of five and three rounds at once: five rounds' time has passed, not one's."""
+    rounds = iter((5, 3))
+
+    def run_one(run: QueuedRun, choice: Any, time_limit: TimeLimit, **given: Any) -> None:
+        time_limit.rounds += next(rounds)
+
+    monkeypatch.setattr(scheduler, "_run_one", run_one)
+    monkeypatch.setattr(scheduler.RunBatcher, "run", lambda _, runs: [run() for run in runs])
+    spec, limit = parse_experiment({}, {"device": "cpu"}), TimeLimit(60)
+    choice = EngineChoice("vectorized", 1, "as asked")
+    runs = [QueuedRun(Path(str(seed)), spec, str(seed)) for seed in (0, 1)]
+    scheduler.run_all(runs, {"": choice}, "", progress=NullProgress(), time_limit=limit)
+    assert limit.rounds == 5
 
 
 class Heard:

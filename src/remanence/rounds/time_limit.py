@@ -20,8 +20,8 @@ class TimeLimit:
         elapsed = time.monotonic() - self.begin
         return elapsed + elapsed / self.rounds > self.seconds
 
-    def copy_for(self) -> TimeLimit:
-        """The same end for a run beside this one, which counts rounds of its own."""
+    def copy(self) -> TimeLimit:
+        """The same end for one of several runs at once, each of which counts its own rounds."""
         return TimeLimit(
             None if self.seconds is None else self.begin + self.seconds - time.monotonic()
         )

@@ -140,15 +140,15 @@ def _run_batched(
 ) -> None:
     batcher, shared = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
     given = objects | {"engine_for": batcher.attach}
+    limits = [time_limit.copy() for _ in group]
     ends = batcher.run(
         [
-            partial(
-                _run_one, run, choice, time_limit.copy_for(), progress=shared.for_run(), **given
-            )
-            for run in group
+            partial(_run_one, run, choice, limit, progress=shared.for_run(), **given)
+            for run, limit in zip(group, limits, strict=True)
         ]
     )
-    time_limit.rounds += 1  # time has passed: the next runs check what is left
+    # the rounds of a stack run together; the next runs check what is left of the time
+    time_limit.rounds += max(1, *(limit.rounds for limit in limits))
     errors = [end for end in ends if isinstance(end, BaseException)]
     # a failure comes before the runs that were stopped because of it
     for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
