@@ -4,6 +4,7 @@ keep, and runs that do not fit together.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from remanence.engines.vector_steps import run_eagerly
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.methods import METHODS
+from remanence.rounds import personalization
 from remanence.sweeps import run_batcher
 from remanence.sweeps.compatibility import can_batch
 from remanence.sweeps.run_batcher import RunBatcher
@@ -351,6 +353,25 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
             )[1]
             <= TOLERANCE
         )
+
+
+def test_personal_models_are_fine_tuned_one_run_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their engine is the run's own, and captures steps on a GPU: never in the run's thread."""
+    make, threads = personalization.make_models, list[threading.Thread]()
+
+    def watched(*arguments: Any) -> ModelState:
+        threads.append(threading.current_thread())
+        return make(*arguments)
+
+    monkeypatch.setattr(personalization, "make_models", watched)
+    changes = {"engine": "vectorized", "record.personal": 3}
+    assert_equal_alone(
+        [small_experiment("fedbabu", changes | {"seed": seed}) for seed in (1, 2)], rounds=1
+    )
+    assert len(threads) == 4  # two runs together, and each of them alone
+    assert set(threads) == {threading.main_thread()}
 
 
 def test_more_teachers_than_a_stack_holds_are_judged_in_turn(

@@ -14,11 +14,11 @@ import torch
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
 from remanence.core.engine import ClientWork, Engine, PairCounts
+from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.core.types import ModelState, Reply
-from remanence.engines.stack_checks import needs_padding
-from remanence.engines.table import make_engine
+from remanence.engines.table import ENGINES, EngineOptions
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import server_step
 from remanence.training.state import RunState, load_client_states
@@ -59,18 +59,25 @@ def finetune_task(task: TrainingTask) -> TrainingTask | None:
 
 
 def make_finetune_engine(experiment: BuiltExperiment) -> Engine | None:
-    """An engine for fine-task, of the kind that trains; the sequential one where clients cannot
-    be stacked, which gives the same result.
+    """An engine for fine-tuning: the kind that trains the run or, where that cannot fine-tune, the
+    sequential one, which gives the same result.
+
+    Returns:
+        None where nothing is fine-tuned here.
     """
     config, task = experiment.config, finetune_task(experiment.task)
     # a site fine-tunes by itself when it is asked for counts
     if task is None or experiment.task.clients_remote:
         return None
-    unstackable = task.model.depends_on_batch and needs_padding(task)
-    name = "sequential" if config.engine == "vectorized" and unstackable else config.engine
-    return make_engine(
-        name, task, config.stack_size, config.workers, timeout=float(config.timeout), ray=config.ray
+    options = EngineOptions(
+        config.stack_size, config.workers, timeout=float(config.timeout), ray=config.ray
     )
+    entry = ENGINES[config.engine]
+    try:
+        entry.check(task, options)
+    except InputError:  # clients that cannot be stacked, for example
+        entry = ENGINES["sequential"]
+    return entry.make(task, options)
 
 
 def score_models(
@@ -84,7 +91,10 @@ def score_models(
     if experiment.task.clients_remote:
         # personal parameters never leave the sites
         return engine.score_personal(make_personal_work(experiment, state, clients))
-    models = make_models(experiment, finetune_engine, state, clients)
+    # runs that share an engine must not capture steps at the same time
+    models = engine.run_exclusive(
+        lambda _: make_models(experiment, finetune_engine, state, clients)
+    )
     return engine.score_pairs(models, np.arange(len(clients)), clients, "valid", state.time_step)
 
 
@@ -94,8 +104,9 @@ def make_models(
     state: RunState,
     clients: np.ndarray,
 ) -> ModelState:
-    """The personal models of some clients after a round. clients: [k] ascending -> stacked [k,
-    ...]
+    """The personal models of some clients after a round.
+
+    clients: [k] ascending -> stacked [k, ...]
     """
     model, work = state.server.model, make_personal_work(experiment, state, clients)
     client_state = dict(work.client_state)
