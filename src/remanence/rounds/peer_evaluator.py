@@ -68,9 +68,6 @@ class PeerEvaluator(Evaluator):
         same = cluster[:, None] == cluster[None, :]
         return float((peer_counts.numpy() * same).sum() / total) if total else None
 
-    def close(self) -> None:
-        """Nothing to release."""
-
     def _score_best(
         self, state: RunState, client_models: ClientModels, columns: dict[str, Any]
     ) -> tuple[list[Record], dict[str, Any]]:
