@@ -30,7 +30,7 @@ from remanence.core import pytree
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.slots import ClientOps, Context, Part, StepTracker
 from remanence.core.types import ClientStats, ModelState
 from remanence.engines.ray.connection import connect
 from remanence.engines.ray.engine import RayEngine
@@ -43,6 +43,7 @@ from remanence.engines.ray.worker import choose_inner
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment
+from remanence.methods import fedavg, flashback
 from remanence.results.checkpoint import fingerprint
 from remanence.rounds.federated import make_work
 from remanence.rounds.setup import first_state, make_round
@@ -130,6 +131,7 @@ def wait_for_workers(engine: RayEngine) -> list[int]:
 
 # ------------------------------------------------------------------------------ equal to the reference
 
+METHOD_PARTS = {"fedavg": fedavg, "flashback": flashback}
 METHODS = {
     "fedavg": "vectorized",
     "scaffold+wsm": "sequential",
@@ -162,6 +164,22 @@ def test_the_same_while_the_data_drift(cluster: Any) -> None:
 
 def test_the_contract_of_engines(cluster: Any) -> None:
     check_engine(lambda task: RayEngine(task, 2, inner="sequential"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "flashback"])  # models stay, or are sent back
+def test_workers_that_step_eagerly_give_their_reason(method: str, cluster: Any) -> None:
+    """A part may keep the batch before, of which there is none in its first step."""
+    remembers = Part(
+        "remembers",
+        step_tracker=StepTracker(
+            lambda ctx, ops: {}, lambda memory, before, after, batch, ops, ctx: {"last": batch.y}
+        ),
+    )
+    experiment = small_experiment(METHOD_PARTS[method]() + remembers, WHOLE)
+    with closing(RayEngine(experiment.task, 2, inner="vectorized", execution="captured")) as engine:
+        assert_equals_loop(experiment, engine, rounds=1)
+        assert engine.degraded_reason.startswith("steps could not be captured")
+        assert engine.degraded_reason.count("changes the form") == 1
 
 
 def test_one_worker_for_each_core_of_the_cluster(cluster: Any) -> None:

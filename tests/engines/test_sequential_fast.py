@@ -243,6 +243,14 @@ def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> 
     assert engine.degraded_reason == "steps could not be traced (no such operation)"
 
 
+def test_reasons_of_workers_are_only_added() -> None:
+    """The loop logs what is new behind the reasons it knows."""
+    engine = SequentialEngine(small_experiment("fedavg").task)
+    engine.add_degraded_reasons(["no compiler"])
+    engine.add_degraded_reasons(["no memory", "no compiler"])
+    assert engine.degraded_reason == "no compiler; no memory"
+
+
 def test_work_is_dealt_out() -> None:
     """Five clients, the largest first: singly, as two stacks for two workers, or, where a stack
     holds one or two, as four.

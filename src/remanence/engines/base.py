@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from remanence.core.engine import ClientWork, Engine, PairCounts, Rejection, Result
 
@@ -24,6 +24,12 @@ class BaseEngine(Engine):
     @property
     def degraded_reason(self) -> str:
         return "; ".join(self.degraded_reasons)
+
+    def add_degraded_reasons(self, reasons: Iterable[str]) -> None:
+        """Add the reasons of engines inside this one, each once."""
+        for reason in reasons:
+            if reason not in self.degraded_reasons:
+                self.degraded_reasons.append(reason)
 
     def score_personal(self, work: ClientWork) -> PairCounts:
         raise NotImplementedError(f"the clients of engine {self.name} are not remote")

@@ -81,7 +81,8 @@ class _Worker:
     def train(self, message: Any) -> tuple[Any, ...]:
         work = unpack_work(message, self.start, self.broadcast)
         reply = Reply.concat(list(self.trainer.train(work)))
-        return tuple(reply), self.trainer.degraded_reason or self.evaluator.degraded_reason
+        reasons = (*self.trainer.degraded_reasons, *self.evaluator.degraded_reasons)
+        return tuple(reply), reasons
 
     def score_pairs(
         self,

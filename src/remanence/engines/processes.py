@@ -72,9 +72,8 @@ class ProcessEngine(BaseEngine):
             broadcast,
         ):
             if answer is not None:
-                reply, degraded_reason = answer
-                if degraded_reason:
-                    self.degraded_reasons = [degraded_reason]
+                reply, reasons = answer
+                self.add_degraded_reasons(reasons)
                 yield Reply(*unpack(reply))
 
     def score(

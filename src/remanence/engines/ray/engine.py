@@ -119,8 +119,9 @@ class RayEngine(BaseEngine):
             for places, some in zip(slices, models, strict=True)
         ]
         if not self.keeps_models:
-            for _, answer in self.map_unordered("train", requests):
-                yield unpack(answer, self.task.info.device)
+            for _, (reply, degraded_reasons) in self.map_unordered("train", requests):
+                self.add_degraded_reasons(degraded_reasons)
+                yield unpack(reply, self.task.info.device)
             return
         remote = RemoteReplies(self, work, shared_args, requests)
         for number, remote_reply in self.map_unordered("train_and_keep", requests):

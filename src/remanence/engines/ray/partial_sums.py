@@ -40,6 +40,7 @@ class RemoteReply(NamedTuple):
     update_norm: Any  # packed: [k] float64
     # reference to the packed replies, with their models and without what the clients keep
     models: Any
+    degraded_reasons: list[str]
 
 
 class RemoteReplies:
@@ -63,6 +64,7 @@ class RemoteReplies:
     def attach(self, number: int, remote_reply: RemoteReply) -> Reply:
         """The replies of a shard, with models that stay where they are."""
         self.models[number] = remote_reply.models
+        self.engine.add_degraded_reasons(remote_reply.degraded_reasons)
         reply: Reply = unpack(remote_reply.rest, self.engine.task.info.device)
         finite, update_norm = (
             unpack(packed, torch.device("cpu"))

@@ -26,11 +26,8 @@ class ActorRequest(NamedTuple):
 
     method: str
     arguments: tuple[Any, ...]
-    affinity: int = (
-        # which slot it should go to if that is free, modulo the size of the pool: related models
-        # are then on one node
-        0
-    )
+    # the slot to prefer, modulo the size of the pool, so that related models are on one node
+    affinity: int = 0
 
 
 @dataclass

@@ -29,11 +29,8 @@ from remanence.data.batches import Examples
 from remanence.training.task import TrainingTask
 
 NamedArrays = dict[str, np.ndarray]
-READ_ONLY = (
-    "x",
-    "y",
-    "storage_index",
-)  # of the examples: the bulk of a task, the same for every worker
+# of the examples: nearly all bytes of a task, the same for every worker
+READ_ONLY = ("x", "y", "storage_index")
 
 
 class PackedTensor:

@@ -15,7 +15,7 @@ from remanence.core.types import ClientStats
 def balance(work: np.ndarray, workers: int) -> list[np.ndarray]:
     """Indices 0 .. n-1 in at most `workers` parts of about equal work, the largest part first.
 
-    The largest item goes to the part with the least work.
+    Items are assigned from the largest to the smallest, each to the part with the least work.
 
     >>> [places.tolist() for places in balance(np.array([1, 5, 2, 2, 1]), 2)]
     [[1, 4], [0, 2, 3]]

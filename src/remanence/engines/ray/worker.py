@@ -39,17 +39,15 @@ MAX_TASKS = 4  # kept by a worker; a run has one, and another where models are f
 
 @dataclass(frozen=True)
 class InnerEngine:
-    """The engine inside a worker: which, its largest stack, and how the steps of a stack are
-    run.
-    """
+    """The engine inside a worker."""
 
     name: str
-    stack: int
-    steps: str
+    stack: int  # the most clients of a stack
+    execution: str  # how the steps of a stack run
 
 
 def choose_inner(task: TrainingTask, device: str) -> str:
-    """The fastest on a device: one client at a time for convolutions on a CPU, else stacks if
+    """The fastest on a device: one client at a time for convolutions on a CPU, else stacks where
     possible.
     """
     if device == "cpu" and task.model.has_convolutions:
@@ -63,18 +61,15 @@ def choose_inner(task: TrainingTask, device: str) -> str:
 
 def make_inner(inner: InnerEngine, task: TrainingTask) -> SequentialEngine | VectorizedEngine:
     if inner.name == "vectorized":
-        return VectorizedEngine(task, inner.stack, inner.steps)
+        return VectorizedEngine(task, inner.stack, inner.execution)
     return SequentialEngine(task, channels_last=task.info.device.type == "cpu")
 
 
 class TaskRef(NamedTuple):
-    """Which task a call uses, and where it is: a worker fetches it once, when it first
-    hears of it, and so does the one that replaces it.
-    """
+    """Which task a call uses, and where it is: a worker fetches a task that it does not have."""
 
     token: str
-    # references into the object store, which travel as such because they are not arguments of their
-    # own
+    # references into the object store; Ray resolves only those that are arguments themselves
     pickled: Any
     examples: Any
     inner: InnerEngine
@@ -98,16 +93,26 @@ class Worker:
         self.tasks: dict[str, LoadedTask] = {}
 
     def ready(self) -> int:
-        """Called to learn that the worker has started. -> the process id"""
+        """Answers when the worker has started. -> the process id"""
         return os.getpid()
 
     def train(
         self, task_ref: TaskRef, shared_args: Any, work: Any, models: ModelRefs | None
-    ) -> Any:
-        """for_all: the model, or None where each client has its own among `models`, and what
-        the server shares. -> a packed Reply
+    ) -> tuple[Any, list[str]]:
+        """Train some clients.
+
+        Args:
+            task_ref: The task.
+            shared_args: Packed: the model, or None where each client has its own, and the
+                broadcast.
+            work: Packed: the rest of the clients' work.
+            models: The clients' own models, if they have any.
+
+        Returns:
+            A packed reply, and why the engine is slower than requested.
         """
-        return pack(self._train(task_ref, self._whole(shared_args, work, models)))
+        reply, degraded_reasons = self._train(task_ref, self._whole(shared_args, work, models))
+        return pack(reply), degraded_reasons
 
     def train_and_keep(
         self, task_ref: TaskRef, shared_args: Any, work: Any, models: ModelRefs | None
@@ -116,18 +121,19 @@ class Worker:
         import ray
 
         full_work = self._whole(shared_args, work, models)
-        reply = self._train(task_ref, full_work)
+        reply, degraded_reasons = self._train(task_ref, full_work)
         delta = pytree.sub(reply.params, full_work.start.params)
-        squares = [way.double().flatten(1).square().sum(dim=1) for way in delta.values()]
-        form = {name: (tuple(value.shape[1:]), value.dtype) for name, value in reply.params.items()}
+        squares = [moved.double().flatten(1).square().sum(dim=1) for moved in delta.values()]
+        spec = {name: (tuple(value.shape[1:]), value.dtype) for name, value in reply.params.items()}
         params: Tree = dict(reply.params)
         rest, finite = (
             reply._replace(params={}),
             pytree.finite({"params": params}, reply.num_clients),
         )
         stored = ray.put(pack(reply._replace(client_state={})))
+        update_norm = torch.stack(squares).sum(dim=0).sqrt()
         return RemoteReply(
-            pack(rest), form, pack(finite), pack(torch.stack(squares).sum(dim=0).sqrt()), stored
+            pack(rest), spec, pack(finite), pack(update_norm), stored, degraded_reasons
         )
 
     def partial_sum(
@@ -139,16 +145,24 @@ class Worker:
         rows: list[np.ndarray],
         weights: list[Any],
     ) -> Any:
-        """The method's partial sum over models that lie in the store, one piece after the other. ->
-        packed; None where some of them are gone
+        """The method's partial sum over models in the store.
 
-        server_args: round, model (None: the one of the round), state and key of the server; rows,
-            weights: of each piece
+        Args:
+            task_ref: The task.
+            shared_args: As for `train`.
+            server_args: Packed: the server's round, model (None: that of `shared_args`), state and
+                key.
+            stored: References to shards of replies.
+            rows: Which replies of each shard.
+            weights: Of these replies, by shard.
+
+        Returns:
+            The packed sum; None where some of the models are lost.
         """
         import ray
 
         try:
-            pieces = ray.get(stored, timeout=FETCH_TIMEOUT)
+            shards = ray.get(stored, timeout=FETCH_TIMEOUT)
         except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
             return None
         task = self._load_task(task_ref).engine.task
@@ -162,8 +176,8 @@ class Worker:
             task.info,
         )
         partial, total = aggregator_of(task.method).partial, None
-        for piece, row, share in zip(pieces, rows, weights, strict=True):
-            replies: Reply = unpack(piece, self.device).select(
+        for shard, row, share in zip(shards, rows, weights, strict=True):
+            replies: Reply = unpack(shard, self.device).select(
                 torch.tensor(row, device=self.device)
             )
             part = partial(torch.tensor(share, device=self.device), replies, srv)
@@ -238,8 +252,9 @@ class Worker:
         )
         return full_work
 
-    def _train(self, task_ref: TaskRef, work: ClientWork) -> Reply:
-        return Reply.concat(list(self._load_task(task_ref).engine.train(work)))
+    def _train(self, task_ref: TaskRef, work: ClientWork) -> tuple[Reply, list[str]]:
+        engine = self._load_task(task_ref).engine
+        return Reply.concat(list(engine.train(work))), list(engine.degraded_reasons)
 
     def _load_task(self, task_ref: TaskRef) -> LoadedTask:
         if task_ref.token not in self.tasks:
