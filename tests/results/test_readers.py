@@ -60,8 +60,8 @@ def test_lines_are_read_and_a_cut_last_one_is_left_out(tmp_path: Path) -> None:
         ({"round": 2**40}, "which round"),
         ({"model": 3}, "which model"),
         ({"split": None}, "which split"),
-        ({"accuracy": "high"}, "an accuracy that is no number"),
-        ({"seconds": 10**400}, "a seconds that is no number"),
+        ({"accuracy": "high"}, "an accuracy that is not a number"),
+        ({"seconds": 10**400}, "a seconds that is not a number"),
         ({"per_class": [0.5, "x"]}, "a per_class"),
         ({"per_class": 3}, "a per_class"),
         ({"per_class": [0.5]}, "has 1 classes where others have 2"),
@@ -156,7 +156,7 @@ PLAN: dict[str, Any] = {
         ({"specs": []}, "cells and specs"),
         ({"engine": {"name": 3}}, "engine"),
         ({"engine": {"threads": "rm"}}, "engine"),
-        ({"select": 3}, "settings"),
+        ({"select": 3}, "select"),
     ],
 )
 def test_plans_that_are_none_of_ours(tmp_path: Path, changes: dict[str, Any], fault: str) -> None:

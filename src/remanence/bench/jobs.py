@@ -130,7 +130,7 @@ JOBS: dict[str, BenchJob] = {
         ),
         BenchJob(
             "D",
-            "whole HAST round of A's clients: probe 3 peers, mix, train, fine-tune 3"
+            "whole HAST round of A's clients: evaluate 3 peers, average, train, fine-tune 3"
             " epochs, validate on 75 samples",
             HAST | DRIFT,
             measure="round",

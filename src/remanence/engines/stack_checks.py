@@ -43,7 +43,7 @@ def _reject_padded_batch_norm(task: TrainingTask) -> None:
     if task.model.depends_on_batch and needs_padding(task):
         raise InputError(
             "engine vectorized cannot train this model with batch norm: the clients' sizes"
-            " differ, and rows that pad a batch would enter its statistics;"
+            " differ, and examples that pad a batch would enter its statistics;"
             " use engine=sequential, clients of equal size, local.drop_last=true, or a model"
             " with group norm"
         )

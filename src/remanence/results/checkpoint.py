@@ -116,8 +116,7 @@ class CheckpointStore:
                     self._check_file_lengths(state.file_lengths)
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as odd:
                 error = CheckpointError(
-                    f"its {MANIFEST} says what no manifest of ours would"
-                    f" ({type(odd).__name__}: {odd})"
+                    f"its {MANIFEST} has an entry of the wrong form ({type(odd).__name__}: {odd})"
                 )
             except CheckpointError as refused:
                 error = refused

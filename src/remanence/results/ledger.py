@@ -156,7 +156,11 @@ class Ledger:
             or bool((counts[0] > counts[1]).any())
             or not np.isfinite(records["weight"]).all()
         ):
-            raise corrupt_file(path, "it counts what cannot be counted, such as less than nothing")
+            raise corrupt_file(
+                path,
+                "it has a negative count, more correct examples of a class than examples, or a"
+                " weight that is not finite",
+            )
         return cls(records, names)
 
     def select(

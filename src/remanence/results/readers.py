@@ -70,14 +70,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def validate_metrics_row(line: Any, classes: int = 0) -> str:
     """What is wrong with a line of metrics.jsonl; empty where nothing is.
 
     >>> validate_metrics_row({"round": 1, "model": "global", "split": "test", "accuracy": "high"})
-    'has an accuracy that is no number'
+    'has an accuracy that is not a number'
 
     Args:
         line: Parsed from JSON.
@@ -92,19 +92,19 @@ def validate_metrics_row(line: Any, classes: int = 0) -> str:
             return f"does not say which {name} it is of"
     for name in NUMBERS:
         if line.get(name) is not None and not _is_number(line[name]):
-            return f"has {'an' if name[0] in 'aeio' else 'a'} {name} that is no number"
+            return f"has {'an' if name[0] in 'aeio' else 'a'} {name} that is not a number"
     shares = line.get("per_class")
     if shares is not None and not (
         isinstance(shares, list) and all(share is None or _is_number(share) for share in shares)
     ):
-        return "has a per_class that is no list of numbers"
+        return "has a per_class that is not a list of numbers"
     if classes and shares and len(shares) != classes:
         return f"has {len(shares)} classes where others have {classes}"
     rejected, no_response = line.get("rejected") or [], line.get("no_response") or []
     if not (isinstance(rejected, list) and all(_is_rejection(entry) for entry in rejected)):
-        return "has a list of rejected replies that is none"
+        return "has a list of rejected replies without their clients and codes"
     if not (isinstance(no_response, list) and all(map(_is_whole, no_response))):
-        return "has a no_response that is no list of clients"
+        return "has a no_response that is not a list of clients"
     return ""
 
 
@@ -157,7 +157,7 @@ def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) ->
         return
     for name, limit in (("round", MAX_ROUNDS), ("time_step", MAX_TIME_STEPS)):
         if int(records[name].min()) < 0 or int(records[name].max()) > limit:
-            raise corrupt_file(path, f"it has a {name} that cannot be")
+            raise corrupt_file(path, f"it has a {name} below 0 or above {limit}")
 
 
 def read_table(path: Path, rows: Any) -> list[list[int]]:
@@ -165,7 +165,7 @@ def read_table(path: Path, rows: Any) -> list[list[int]]:
     if not isinstance(rows, list) or not all(
         isinstance(row, str) and re.fullmatch(r"(\d{1,9}( |$))*", row, re.ASCII) for row in rows
     ):
-        raise corrupt_file(path, "a table of whole numbers in it is none")
+        raise corrupt_file(path, "a table in it holds something else than whole numbers")
     table = [[int(number) for number in row.split()] for row in rows]
     if any(len(row) != len(table[0]) for row in table):
         raise corrupt_file(path, "the lines of a table in it differ in length")
@@ -187,25 +187,23 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
             raise corrupt_file(path, f"about.{name} is {metadata[name]!r:.40}")
     for name in ("class_names", "objects", "concepts", "drift_notes"):
         if not all(isinstance(item, str) for item in metadata.get(name, [])):
-            raise corrupt_file(path, f"about.{name} holds something else than words")
+            raise corrupt_file(path, f"about.{name} holds something else than strings")
     for name in ("shape", "mean", "std"):
         if not all(_is_number(item) for item in metadata.get(name, [])):
             raise corrupt_file(path, f"about.{name} holds something else than numbers")
     if not 1 <= metadata.get("clients", 1) < 2**24 or not all(
         1 <= side < 2**31 for side in metadata.get("shape", [])
     ):
-        raise corrupt_file(path, "about.clients or about.shape is out of all reason")
+        raise corrupt_file(path, "about.clients or about.shape is out of range")
     if (
         not 0 <= metadata.get("rounds_per_step", 0) < 2**31
         or not 0 <= metadata.get("parameters", 0) < 2**62
     ):
-        raise corrupt_file(path, "about.rounds_per_step or about.parameters is out of all reason")
+        raise corrupt_file(path, "about.rounds_per_step or about.parameters is out of range")
 
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
-    """Refuse the plan of a comparison whose cells are not runs of ours, such as one that names a
-    folder elsewhere.
-    """
+    """Refuse a damaged plan of a comparison, and one that names a folder elsewhere."""
     cells, specs = plan.get("cells"), plan.get("specs")
     if not isinstance(cells, list) or not (specs is None or isinstance(specs, dict)):
         raise corrupt_file(path, "it does not list cells and specs")
@@ -228,6 +226,6 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         isinstance(value, str) if name in texts else _is_whole(value)
         for name, value in engine.items()
     ):
-        raise corrupt_file(path, "its engine is none of ours")
+        raise corrupt_file(path, "its engine is not a table of names and whole numbers")
     if not isinstance(plan.get("select", "last"), str) or not _is_whole(plan.get("batch_runs", 0)):
-        raise corrupt_file(path, "its settings are none of ours")
+        raise corrupt_file(path, "its select or batch_runs has the wrong type")

@@ -72,7 +72,7 @@ class Run:
         """
         path, metadata = self.folder / SPEC, self._file.get(METADATA, {})
         if not isinstance(metadata, dict):
-            raise corrupt_file(path, f"{METADATA} is no table")
+            raise corrupt_file(path, f"{METADATA} is not a table")
         check_metadata(path, metadata)
         metadata = dict(metadata)
         # one line for each client
@@ -160,7 +160,7 @@ class Run:
             and not ((records["values"] >= 0) & (records["values"] < LARGEST_SIMILARITY)).all()
         ):
             raise corrupt_file(
-                self.folder / PEERS, "it holds counts or similarities that cannot be"
+                self.folder / PEERS, "it has counts or similarities that are negative or too large"
             )
         return records
 

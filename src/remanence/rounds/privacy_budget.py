@@ -85,7 +85,7 @@ class ExampleGuarantee:
         )
 
     def last_round(self, planned: int) -> int:
-        """The last round that may be played: the planned one, or the last within the budget."""
+        """The planned last round, or an earlier one: the last within the budget."""
         if not self.budget or self.epsilon(planned) <= self.budget:
             return planned
         least, most = 0, planned
@@ -134,10 +134,10 @@ def client_guarantee(
     about who is asked (sampling "any").
 
     Args:
-        method: its mechanisms of unit `client` count.
-        cohort: clients in a round.
-        clients: clients in the experiment.
-        sampling: how cohorts are drawn: "fixed", "poisson" or "any".
+        method: Its mechanisms of unit `client` count.
+        cohort: Clients in a round.
+        clients: Clients in the experiment.
+        sampling: How cohorts are drawn: "fixed", "poisson" or "any".
 
     Returns:
         The guarantee; None without noise.
@@ -159,8 +159,8 @@ def example_guarantee(task: TrainingTask, rounds_per_step: int) -> ExampleGuaran
     account. Without it the label counts alone can be covered.
 
     Args:
-        task: its method's mechanisms of unit `example` count.
-        rounds_per_step: rounds of a time step.
+        task: Its method's mechanisms of unit `example` count.
+        rounds_per_step: Rounds of a time step.
 
     Returns:
         The guarantee, with its costs in mu^2.
@@ -206,8 +206,8 @@ def _first_set(mechanisms: Sequence[Mechanism], field: str) -> float:
 
 
 def count_passes(task: TrainingTask) -> int:
-    """The most passes of a round over an example: epochs, or with a number of steps as often
-    as the client with fewest rows has to begin again.
+    """The most passes of a round over an example: its epochs or, with a number of steps, as often
+    as the client with the fewest examples begins again.
     """
     sizes = np.unique(
         np.concatenate([holdings.train.sizes for holdings in task.population.time_steps])

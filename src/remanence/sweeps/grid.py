@@ -169,7 +169,9 @@ def _read_choice(folder: Path, plan: Mapping[str, Any]) -> EngineChoice:
         settings = {"engine": choice.name, "threads": choice.threads, "stack_size": choice.stack}
         parse_experiment({}, settings | {"execution": choice.execution})
     except (KeyError, TypeError, InputError):
-        raise corrupt_file(folder / COMPARISON, "its engine is none of ours") from None
+        raise corrupt_file(
+            folder / COMPARISON, "its engine is unknown or has unknown settings"
+        ) from None
     return choice
 
 
