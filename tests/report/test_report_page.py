@@ -239,8 +239,9 @@ def test_a_failed_write_leaves_the_old_page(
 
 
 def test_wrong_use_gets_a_sentence(make_run: Callable[..., Run], tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="at least one run"):
-        write_report([], tmp_path / "report.html")
+    for out in (tmp_path / "report.html", None):
+        with pytest.raises(InputError, match="at least one run"):
+            write_report([], out)
     with pytest.raises(InputError, match="is a folder: --out names the file"):
         write_report([make_run([[0.5, 0.4]])], tmp_path)
 

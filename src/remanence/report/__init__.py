@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from remanence.results.run import REPORT, load
+from remanence.results.run import load
 
 
 def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
@@ -27,12 +27,13 @@ def write_report(*folders: str | Path, out: str | Path | None = None) -> Path:
 
     Args:
         *folders: Folders of runs and comparisons.
-        out: The file to write; by default report.html in the first folder.
+        out: The file to write. Default: report.html in the first folder.
 
     Returns:
         The file.
     """
     from remanence.report import page
 
-    results = [load(folder) for folder in folders]
-    return page.write_report(results, Path(out) if out is not None else results[0].folder / REPORT)
+    return page.write_report(
+        [load(folder) for folder in folders], Path(out) if out is not None else None
+    )

@@ -23,19 +23,27 @@ from remanence.report import attacks, privacy, setup_table, summary_text
 from remanence.report.table_columns import Column, columns_for
 from remanence.report.tables import rounds_to_target
 from remanence.report.theme import Figure
-from remanence.results.run import Comparison, Run
+from remanence.results.run import REPORT, Comparison, Run
 from remanence.version import __version__
 
 HERE = Path(__file__).parent
 
 
-def write_report(results: Sequence[Run | Comparison], out: Path) -> Path:
-    """Write the page about runs and comparisons to `out` atomically; return `out`."""
+def write_report(results: Sequence[Run | Comparison], out: Path | None = None) -> Path:
+    """Write the page about runs and comparisons atomically.
+
+    Args:
+        results: The runs and comparisons.
+        out: The file to write. Default: report.html in the folder of the first of them.
+
+    Returns:
+        The file.
+    """
     if not results:
         raise InputError(
             "a report needs at least one run or comparison folder: remanence report DIR"
         )
-    return _write(out, lambda: render_report(results))
+    return _write(out or results[0].folder / REPORT, lambda: render_report(results))
 
 
 def write_partition(
