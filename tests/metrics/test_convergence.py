@@ -58,6 +58,8 @@ def test_flashbacks_table() -> None:
     assert rounds_to_fractions({"a": ([1, 2], [0.5, 1.0])}, fractions=(0.5,), of=1.0).rounds == {
         "a": (1,)
     }
+    unknown = {"a": ([1], [math.nan]), "b": ([1], [0.5])}
+    assert rounds_to_fractions(unknown, fractions=(1.0,)).rounds == {"a": (None,), "b": (1,)}
     assert rounds_to_fractions({"late": ([], [])}).rounds == {"late": (None, None, None)}
 
 

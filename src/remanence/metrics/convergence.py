@@ -54,9 +54,7 @@ def rounds_to_fractions(
     >>> rounds_to_fractions({"a": ([1, 2], [0.75, 1.0]), "b": ([1, 2], [0.5, 0.75])}).rounds
     {'a': (1, 2, 2), 'b': (2, None, None)}
     """
-    target = of * max(
-        (top(values) for _, values in curves.values() if len(values)), default=float("nan")
-    )
+    target = of * top([value for _, values in curves.values() for value in values])
     wanted = tuple(float(fraction) for fraction in fractions)
     found = {
         name: tuple(rounds_to(rounds, values, part * target) for part in wanted)
@@ -66,9 +64,9 @@ def rounds_to_fractions(
 
 
 def top(values: Sequence[float]) -> float:
-    """The best value.
+    """The best value, without NaN; NaN if there is none.
 
-    >>> top([0.5, 0.75, 0.25])
+    >>> top([0.5, 0.75, float("nan")])
     0.75
     """
     return max((float(value) for value in _known(values)), default=float("nan"))
