@@ -282,6 +282,7 @@ def test_pages_are_made_from_stored_outcomes(tmp_path: Path) -> None:
         write_results([tmp_path / "t"], tmp_path / "docs")
     with pytest.raises(InputError, match=r"has no outcome\.json"):
         write_results([tmp_path], tmp_path / "docs")
-    (tmp_path / "t" / OUTCOME).write_text("{")
-    with pytest.raises(InputError, match="damaged"):
-        write_results([tmp_path / "t"], tmp_path / "docs")
+    for content in ("{", "[]", '{"result": "tce/table-2"}'):
+        (tmp_path / "t" / OUTCOME).write_text(content)
+        with pytest.raises(InputError, match="damaged"):
+            write_results([tmp_path / "t"], tmp_path / "docs")

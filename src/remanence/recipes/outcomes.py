@@ -17,6 +17,20 @@ from remanence.recipes.recipe import NEVER, PublishedNumber
 from remanence.recipes.tables import ResultOutcome
 
 OUTCOME = "outcome.json"
+# entries that `read_outcome` needs
+REQUIRED = (
+    "result",
+    "scale",
+    "absent",
+    "seeds",
+    "only",
+    "changes",
+    "substitute_data",
+    "numbers",
+    "notes",
+    "machine",
+    "seconds",
+)
 
 
 def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
@@ -31,11 +45,11 @@ def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
         raise InputError(
             f"{folder} has no {OUTCOME}: give folders that remanence reproduce has finished"
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{folder / OUTCOME} is damaged ({error}): run the same remanence reproduce"
-            " again, which skips finished runs"
-        ) from None
+    except ValueError as error:  # neither UTF-8 nor JSON
+        raise _damaged(folder, str(error)) from None
+    missing = [name for name in REQUIRED if name not in metadata]
+    if missing:
+        raise _damaged(folder, f"it has no {missing[0]}")
     recipe = load_recipe(metadata["result"])
     plan = make_plan(
         recipe,
@@ -52,6 +66,13 @@ def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
     }
     notes = {(row, column): note for row, column, note in metadata["notes"]}
     return ResultOutcome(plan, ours, notes, tuple(evaluate_claims(recipe, ours))), metadata
+
+
+def _damaged(folder: Path, reason: str) -> InputError:
+    return InputError(
+        f"{folder / OUTCOME} is damaged ({reason}): run the same remanence reproduce again, which"
+        " skips finished runs"
+    )
 
 
 def name_outcome(metadata: Mapping[str, Any]) -> str:
