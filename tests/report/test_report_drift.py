@@ -18,7 +18,8 @@ from remanence.report.page import render_report, write_partition
 from remanence.report.partition import draw_partition
 from remanence.report.peers import draw_peer_usage, draw_same_cluster
 from remanence.report.schedule import draw_drift, draw_schedule
-from remanence.report.tables import columns_for, render_markdown, rounds_to_target
+from remanence.report.table_columns import columns_for
+from remanence.report.tables import render_markdown, rounds_to_target
 from remanence.results.ledger import HEARD, SIMILARITY, peers_type
 from remanence.results.run import PEERS, Run
 

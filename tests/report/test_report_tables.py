@@ -16,11 +16,9 @@ from rich.console import Console
 
 from remanence.metrics.forgetting import forgetting_curve, roundwise_forgetting
 from remanence.metrics.groups import group_runs
+from remanence.metrics.summary_rows import MethodRow, best_row, make_row
 from remanence.report.tables import (
-    MethodRow,
-    best_row,
     chosen_rows,
-    make_row,
     method_rows,
     render_markdown,
     render_text,

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from remanence.metrics.groups import group_runs
+from remanence.metrics.summary_rows import make_row
 from remanence.report import setup_table
 from remanence.report.summary_text import summarize_groups
-from remanence.report.tables import make_row
 from remanence.results.run import LEDGER, Comparison, Run
 
 

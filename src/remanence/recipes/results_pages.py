@@ -23,8 +23,8 @@ from remanence.recipes.tables import (
     describe_disagreements,
 )
 from remanence.report.figure_files import require_matplotlib
+from remanence.report.table_columns import readable_seconds
 from remanence.report.tables import escape_markdown as escape
-from remanence.report.tables import readable_seconds
 
 OUTCOMES, REMARKS = "outcomes", "remarks.toml"
 # Changes of these settings do not change the experiment itself.

@@ -1,4 +1,4 @@
-"""The figures and tables of a report as files for a drawing.
+"""The figures and tables of a report as files for a paper.
 
 figures/accuracy.pdf .svg .png      a figure, in the width of a column
 figures/accuracy.csv                its data
@@ -18,10 +18,11 @@ from typing import Any
 from remanence.core.errors import InputError
 from remanence.core.files import translate_disk_errors, write_atomically
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
-from remanence.report import tables
+from remanence.metrics.summary_rows import best_row, make_row
 from remanence.report.latex import render_latex
 from remanence.report.matplotlib_values import as_list, plain_text
-from remanence.report.table_columns import ACCURACY, columns_for
+from remanence.report.table_columns import ACCURACY, MISSING, columns_for
+from remanence.report.tables import escape_markdown, render_markdown, rounds_to_target
 from remanence.report.theme import Figure
 from remanence.results.run import Comparison, Run
 
@@ -46,7 +47,7 @@ class FigureTable:
         )
 
     def as_markdown(self) -> str:
-        cells = [[tables.escape_markdown(cell) for cell in row] for row in self.cells]
+        cells = [[escape_markdown(cell) for cell in row] for row in self.cells]
         lines = [self.headings, ["---", *["--:"] * (len(self.headings) - 1)], *cells]
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -126,8 +127,8 @@ def require_matplotlib() -> None:
 
 def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
     """The tables of the report as CSV (with all digits), Markdown and LaTeX, by file name."""
-    rows = [tables.make_row(group) for group in groups]
-    best, columns = tables.best_row(rows), columns_for(rows)
+    rows = [make_row(group) for group in groups]
+    best, columns = best_row(rows), columns_for(rows)
     model = describe_model(groups)
     content = FigureTable(
         RESULTS,
@@ -141,7 +142,7 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
         f"{RESULTS}.csv": write_csv(
             [list(asdict(rows[0])), *(list(asdict(row).values()) for row in rows)]
         ).encode(),
-        f"{RESULTS}.md": tables.render_markdown(rows).encode(),
+        f"{RESULTS}.md": render_markdown(rows).encode(),
         f"{RESULTS}.tex": content.as_latex().encode(),
     }
     return files | _write_rounds(groups)
@@ -149,7 +150,7 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
 
 def _write_rounds(groups: Sequence[Group]) -> dict[str, bytes]:
     """The table of rounds to a target; no file where there is none."""
-    reached = tables.rounds_to_target(groups)
+    reached = rounds_to_target(groups)
     if reached is None:
         return {}
     levels = [fraction * reached.target for fraction in reached.fractions]
@@ -158,7 +159,7 @@ def _write_rounds(groups: Sequence[Group]) -> dict[str, bytes]:
         "Rounds until the mean test accuracy over seeds reached these levels; a dash: not reached.",
         ["Method", *(f"{level:.1%}" for level in levels)],
         [
-            [label, *(tables.MISSING if round is None else str(round) for round in rounds)]
+            [label, *(MISSING if round is None else str(round) for round in rounds)]
             for label, rounds in reached.rounds.items()
         ],
     )

@@ -13,44 +13,13 @@ from remanence.metrics.groups import (
     metric_curve,
     select_by_validation,
 )
-from remanence.metrics.summary_rows import MethodRow, best_row, make_row, margin, rank
-from remanence.report.table_columns import (
-    ACCURACY,
-    COLUMNS,
-    DROP_ORDER,
-    MISSING,
-    Column,
-    columns_for,
-    percent,
-    readable_bytes,
-    readable_seconds,
-)
+from remanence.metrics.summary_rows import MethodRow, best_row, make_row
+from remanence.report.phrases import describe_abandoned, describe_rejected, describe_unfinished
+from remanence.report.table_columns import ACCURACY, DROP_ORDER, Column, columns_for
 from remanence.results.run import Comparison, Run
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-__all__ = [
-    "COLUMNS",
-    "MISSING",
-    "Column",
-    "MethodRow",
-    "best_row",
-    "chosen_rows",
-    "columns_for",
-    "make_row",
-    "margin",
-    "method_rows",
-    "notes",
-    "percent",
-    "rank",
-    "readable_bytes",
-    "readable_seconds",
-    "render_markdown",
-    "render_text",
-    "rounds_to_target",
-    "run_row",
-]  # fmt: skip
 
 NARROWEST_NAME = 16  # characters of the method column in a terminal
 
@@ -99,16 +68,8 @@ def notes(rows: Sequence[MethodRow]) -> list[str]:
         for row in rows
         if row.variants > 1
     ]
-    found += [
-        f"{row.label}: {row.unfinished} of {row.planned} runs are unfinished"
-        for row in rows
-        if row.unfinished
-    ]
-    found += [
-        f"{row.label}: {row.rejected} replies rejected, {row.abandoned} rounds abandoned"
-        for row in rows
-        if row.rejected or row.abandoned
-    ]
+    for describe in (describe_unfinished, describe_rejected, describe_abandoned):
+        found += [f"{row.label}: {text}" for row in rows if (text := describe(row))]
     return found
 
 
