@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 from remanence.config import optimizer_call
-from remanence.core.errors import InputError
+from remanence.metrics.cached import ledger_of
 from remanence.metrics.groups import Group, primary_model
-from remanence.results.ledger import GLOBAL, Ledger
-from remanence.results.run import LEDGER, Run
+from remanence.results.ledger import GLOBAL
+from remanence.results.run import Run
 
 # settings that must be equal for methods to be comparable
 EXPERIMENT = (
@@ -183,10 +183,10 @@ def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
 
 
 def _count_test_examples(run: Run) -> int:
-    try:
-        records = Ledger.read(run.folder / LEDGER).select(split="test", model=GLOBAL)
-    except InputError:  # without a ledger, the size is unknown
+    ledger = ledger_of(run)
+    if ledger is None:  # the size is unknown
         return 0
+    records = ledger.select(split="test", model=GLOBAL)
     return int(records["total"][-1].sum()) if len(records) else 0
 
 
