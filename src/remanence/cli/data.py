@@ -42,7 +42,7 @@ NOT_ABOUT_DATA = (
 
 
 @app.command("list")
-def data_list(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def data_list(as_json: AsJson = False) -> None:
     """List the data sets."""
     from remanence.cli.listing import print_entries
 

@@ -115,13 +115,8 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def _new_key() -> Any:
-    try:
-        from cryptography.hazmat.primitives.asymmetric import ec
-    except ImportError as error:
-        raise InputError(
-            "certificates need the package cryptography, which comes with Flower"
-            f' ({error}): pip install "remanence[flower]"'
-        ) from error
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     return ec.generate_private_key(ec.SECP384R1())
 
 

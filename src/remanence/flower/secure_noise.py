@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from remanence.core import pytree
@@ -91,7 +92,7 @@ def fixed_stats(
     run and time step and stored: repeated draws would average out.
     """
     if experiment.task.method.part_filling("privatize_stats") is None:
-        return experiment.client_stats(torch.tensor(clients).numpy(), time_step)
+        return experiment.client_stats(np.array(clients), time_step)
     rows = []
     for client in clients:
         stats = storage.load_stats(client, time_step)
@@ -100,7 +101,7 @@ def fixed_stats(
                 experiment,
                 config=experiment.config.model_copy(update={"seed": secrets.randbits(63)}),
             )
-            drawn = reseeded.client_stats(torch.tensor([client]).numpy(), time_step)
+            drawn = reseeded.client_stats(np.array([client]), time_step)
             stats = {"size": drawn.size[0], "label_counts": drawn.label_counts[0]}
             storage.store_stats(client, time_step, stats)
         rows.append(stats)

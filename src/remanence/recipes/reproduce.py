@@ -27,7 +27,7 @@ from remanence.recipes.figure_data import FIGURE, PICTURE, figure_csv
 from remanence.recipes.loader import load_recipe
 from remanence.recipes.outcomes import OUTCOME
 from remanence.recipes.plan import ResultPlan, make_plan, source_of
-from remanence.recipes.recipe import SCALES, Recipe
+from remanence.recipes.recipe import NEVER, SCALES, Recipe
 from remanence.recipes.results_pages import describe_result
 from remanence.recipes.run_folder import open_folder, queue_runs
 from remanence.recipes.tables import ResultOutcome, as_csv
@@ -216,7 +216,7 @@ def _describe_outcome(
         "numbers": [
             [
                 *cell,
-                None if number.text == "never" else number.value,
+                None if number.text == NEVER else number.value,
                 number.deviation,
                 number.text,
             ]

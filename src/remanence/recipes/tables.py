@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remanence.recipes.claims import UNTESTED, ClaimVerdict, combine_outcomes
+from remanence.recipes.claims import HOLDS, UNTESTED, ClaimVerdict, combine_outcomes
 from remanence.recipes.plan import ResultPlan
 from remanence.recipes.recipe import PublishedNumber, TableLine
 from remanence.report.tables import escape_markdown as escape
@@ -252,7 +252,7 @@ def describe_disagreements(outcome: ResultOutcome) -> list[str]:
     found = []
     for verdict in outcome.verdicts:
         for check in verdict.checks:
-            if check.outcome not in (UNTESTED, "holds"):
+            if check.outcome not in (UNTESTED, HOLDS):
                 ours = "equal" if check.ours == 0 else f"{check.ours:+.3g}"
                 published = "not printed" if check.published is None else f"{check.published:+.3g}"
                 found.append(
