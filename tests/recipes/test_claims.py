@@ -12,7 +12,7 @@ from recipes.small_recipe import TABLE
 from remanence.recipes.claims import FAILS, HOLDS, IN_PART, UNTESTED, ClaimVerdict, evaluate_claims
 from remanence.recipes.loader import deep_merge, read_recipe
 from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import PublishedNumber, Recipe
+from remanence.recipes.recipe import CellNumber, Recipe
 from remanence.recipes.tables import (
     ResultOutcome,
     as_csv,
@@ -34,7 +34,7 @@ def recipe_with(*claims: dict[str, Any], **changes: Any) -> Recipe:
 def verdict_of(recipe: Recipe, **rows: list[float | None]) -> ClaimVerdict:
     """The first claim on rows a, b, c over columns x, y."""
     numbers = {
-        (row, column): PublishedNumber(value)
+        (row, column): CellNumber(value)
         for row, values in rows.items()
         for column, value in zip("xy", values, strict=True)
     }
@@ -131,10 +131,10 @@ def test_most_is_more_than_half() -> None:
 def outcome_of(scale: str = "desk", **changes: Any) -> ResultOutcome:
     recipe = read_recipe("wsm/table-9", {**TABLE, "claims": [{**BETTER, "by": 0.1}], **changes})
     ours = {
-        ("a", "x"): PublishedNumber(0.5, 0.01),
-        ("b", "x"): PublishedNumber(0.55),
-        ("a", "y"): PublishedNumber(0.25),
-        ("b", "y"): PublishedNumber(0.2),
+        ("a", "x"): CellNumber(0.5, 0.01),
+        ("b", "x"): CellNumber(0.55),
+        ("a", "y"): CellNumber(0.25),
+        ("b", "y"): CellNumber(0.2),
     }
     plan = make_plan(recipe, scale)
     return ResultOutcome(
@@ -202,23 +202,20 @@ def test_claims_in_words_state_the_scale() -> None:
 @pytest.mark.parametrize(
     ("number", "unit", "text"),
     [
-        (PublishedNumber(), "share", "-"),
-        (PublishedNumber(None, 0.1), "percent", "-"),
-        (PublishedNumber(float("inf"), None, "never"), "rounds", "never"),
-        (PublishedNumber(33.0, 16.69), "rounds", "33 ± 16.69"),
-        (PublishedNumber(24.66, 17.97), "rounds", "24.66 ± 17.97"),
-        (PublishedNumber(1137.0), "count", "1137"),
-        (PublishedNumber(2.0, None, "0.1, 0.03"), "count", "0.1, 0.03"),
+        (CellNumber(), "share", "-"),
+        (CellNumber(None, 0.1), "percent", "-"),
+        (CellNumber(float("inf"), None, "never"), "rounds", "never"),
+        (CellNumber(33.0, 16.69), "rounds", "33 ± 16.69"),
+        (CellNumber(24.66, 17.97), "rounds", "24.66 ± 17.97"),
+        (CellNumber(1137.0), "count", "1137"),
+        (CellNumber(2.0, None, "0.1, 0.03"), "count", "0.1, 0.03"),
     ],
 )
-def test_numbers_as_the_papers_print_them(number: PublishedNumber, unit: str, text: str) -> None:
+def test_numbers_as_the_papers_print_them(number: CellNumber, unit: str, text: str) -> None:
     assert write_number(number, unit) == text
 
 
 def test_differences() -> None:
-    assert write_difference(PublishedNumber(112.0), PublishedNumber(90.0), "rounds") == "-22"
-    assert (
-        write_difference(PublishedNumber(5.0), PublishedNumber(NEVER, None, "never"), "rounds")
-        == "-"
-    )
-    assert write_difference(PublishedNumber(50.0), PublishedNumber(50.0), "percent") == "+0.00"
+    assert write_difference(CellNumber(112.0), CellNumber(90.0), "rounds") == "-22"
+    assert write_difference(CellNumber(5.0), CellNumber(NEVER, None, "never"), "rounds") == "-"
+    assert write_difference(CellNumber(50.0), CellNumber(50.0), "percent") == "+0.00"

@@ -18,7 +18,7 @@ from remanence.recipes.figure_data import KINDS
 from remanence.recipes.loader import deep_merge, read_number, read_recipe
 from remanence.recipes.measures import MEASURES
 from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import PublishedNumber, Recipe, RecipeError
+from remanence.recipes.recipe import CellNumber, Recipe, RecipeError
 
 EXPECTED = {
     "wsm": [
@@ -162,11 +162,11 @@ def test_the_papers_own_numbers_do_not_refute_their_claims(name: str) -> None:
 
 
 def test_published_entries() -> None:
-    assert read_number(0.5) == PublishedNumber(0.5)
-    assert read_number(["-", 0.1]) == PublishedNumber(None, 0.1)
-    assert read_number("NC") == PublishedNumber(None, None, "NC")
+    assert read_number(0.5) == CellNumber(0.5)
+    assert read_number(["-", 0.1]) == CellNumber(None, 0.1)
+    assert read_number("NC") == CellNumber(None, None, "NC")
     assert read_number("never").value == float("inf")
-    assert read_number("0.796 (0.1)") == PublishedNumber(0.796, None, "0.796 (0.1)")
+    assert read_number("0.796 (0.1)") == CellNumber(0.796, None, "0.796 (0.1)")
     assert read_number("0.1").value == 1.0  # a list with one rate in it
 
 
@@ -187,7 +187,7 @@ def test_a_recipe_from_its_table() -> None:
     recipe = read_recipe(
         "wsm/table-9", deep_merge(SMALL, {"published": {"a": [1, "-"], "b": [[2, 0.5], 3]}})
     )
-    assert recipe.published["b", "x"] == PublishedNumber(2.0, 0.5)
+    assert recipe.published["b", "x"] == CellNumber(2.0, 0.5)
     assert not recipe.published["a", "y"].known
     assert recipe.columns[1].set == {"data.name": "mnist"}
 

@@ -12,8 +12,8 @@ import pytest
 
 from remanence.config import parse_experiment, write_toml
 from remanence.recipes import measures
-from remanence.recipes.measures import ClaimEvidence, nearest_round
-from remanence.recipes.recipe import PublishedNumber
+from remanence.recipes.measures import CellEvidence, nearest_round
+from remanence.recipes.recipe import CellNumber
 from remanence.results.ledger import EXAMPLE, MOMENTS
 from remanence.results.run import EXAMPLES, METRICS, SPEC, Run
 
@@ -53,8 +53,8 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def of(measure: measures.RecipeMeasure, *runs: Run) -> PublishedNumber:
-    return measure(ClaimEvidence(runs, {}, ()))
+def of(measure: measures.RecipeMeasure, *runs: Run) -> CellNumber:
+    return measure(CellEvidence(runs, {}, ()))
 
 
 def test_one_number_of_a_curve(write: Write) -> None:
@@ -79,7 +79,7 @@ def test_mean_and_deviation_over_seeds(write: Write) -> None:
     found = of(measures.last(), write({10: 0.5}), write({10: 0.7}))
     assert found.value == pytest.approx(0.6)
     assert found.deviation == pytest.approx(0.1 * 2**0.5)
-    assert of(measures.last()) == PublishedNumber()
+    assert of(measures.last()) == CellNumber()
 
 
 def test_rounds_to_a_target_that_all_share(write: Write) -> None:
@@ -89,15 +89,15 @@ def test_rounds_to_a_target_that_all_share(write: Write) -> None:
     fast, slow = write({1: 0.6, 2: 0.8, 3: 0.7}), write({1: 0.3, 2: 0.5, 3: 0.6})
     rivals = {"fast": (fast,), "slow": (slow,), "not run": ()}
 
-    def rounds(run: Run, fraction: float) -> PublishedNumber:
-        return measures.rounds_to(fraction=fraction)(ClaimEvidence((run,), rivals, ()))
+    def rounds(run: Run, fraction: float) -> CellNumber:
+        return measures.rounds_to(fraction=fraction)(CellEvidence((run,), rivals, ()))
 
     assert (rounds(fast, 0.75).value, rounds(fast, 1.0).value, rounds(slow, 0.75).value) == (
         1,
         2,
         3,
     )
-    assert rounds(slow, 1.0) == PublishedNumber(float("inf"), None, "never")
+    assert rounds(slow, 1.0) == CellNumber(float("inf"), None, "never")
 
 
 def test_rounds_are_a_share_of_the_training() -> None:
@@ -114,9 +114,9 @@ def test_values_tried(write: Write) -> None:
         (f"lr={rate}", (write({10: value}),))
         for rate, value in ((0.3, 0.76), (0.1, 0.8), (0.03, 0.79), (0.01, 0.2))
     )
-    evidence = ClaimEvidence(tried[0][1], {}, tried)
-    assert measures.best_over()(evidence) == PublishedNumber(0.8, None, "0.800 (0.1)")
-    assert measures.within_best(points=2)(evidence) == PublishedNumber(2.0, None, "0.1, 0.03")
+    evidence = CellEvidence(tried[0][1], {}, tried)
+    assert measures.best_over()(evidence) == CellNumber(0.8, None, "0.800 (0.1)")
+    assert measures.within_best(points=2)(evidence) == CellNumber(2.0, None, "0.1, 0.03")
     assert measures.within_best(points=5)(evidence).text == "0.3, 0.1, 0.03"
 
 
@@ -174,5 +174,5 @@ def test_centralised_events_are_those_from_right_to_wrong(write: Write) -> None:
 
 def test_without_records_there_is_no_number(write: Write) -> None:
     run = write({10: 0.5})
-    assert of(measures.forgettable(), run) == PublishedNumber()
-    assert of(measures.forgetting_events(), run) == PublishedNumber()
+    assert of(measures.forgettable(), run) == CellNumber()
+    assert of(measures.forgetting_events(), run) == CellNumber()

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remanence.recipes.recipe import PublishedNumber, Recipe, RecipeError, TableLine
+from remanence.recipes.recipe import CellNumber, Recipe, RecipeError, TableLine
 
 HOLDS, IN_PART, FAILS, UNTESTED = "holds", "holds in part", "does not hold", "not tested"
 _KEYS = {
@@ -41,7 +41,7 @@ _KEYS = {
     "most",
 }
 
-Numbers = Mapping[tuple[str, str], PublishedNumber]
+Numbers = Mapping[tuple[str, str], CellNumber]
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _gap(
     of them did.
     """
     first, second = (
-        numbers.get((row.label, column.label), PublishedNumber()).value for row, column in cells
+        numbers.get((row.label, column.label), CellNumber()).value for row, column in cells
     )
     if first is None or second is None:
         return None
@@ -205,9 +205,7 @@ def _compare_to_threshold(
     threshold = float(claim[side])
     for row, column in claim["cells"]:
         place = (_line(recipe, row).label, _line(recipe, column).label)
-        values = [
-            numbers.get(place, PublishedNumber()).value for numbers in (ours, recipe.published)
-        ]
+        values = [numbers.get(place, CellNumber()).value for numbers in (ours, recipe.published)]
         gap, published = (None if value is None else sign * (value - threshold) for value in values)
         yield ClaimCheck(f"{row}, {column} {side} {threshold:g}", gap, published)
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from remanence.core import expressions
 from remanence.data.downloads import download_hint
 from remanence.recipes.claims import evaluate_claims
-from remanence.recipes.measures import MEASURES, ClaimEvidence, RecipeMeasure
+from remanence.recipes.measures import MEASURES, CellEvidence, RecipeMeasure
 from remanence.recipes.plan import CellRuns, ResultPlan
-from remanence.recipes.recipe import PublishedNumber, TableLine
+from remanence.recipes.recipe import CellNumber, TableLine
 from remanence.recipes.tables import ResultOutcome
 from remanence.results.run import RUNS, SPEC, Run
 
-CellNumbers = dict[tuple[str, str], tuple[Run, ...]]
-IN_PERCENT = ("percent",)
+RunsByCell = dict[tuple[str, str], tuple[Run, ...]]
 
 
 def find_finished(plan: ResultPlan, folder: Path) -> dict[str, Run]:
@@ -26,7 +25,7 @@ def find_finished(plan: ResultPlan, folder: Path) -> dict[str, Run]:
     }
 
 
-def collect(plan: ResultPlan, finished: Mapping[str, Run]) -> tuple[ResultOutcome, CellNumbers]:
+def collect(plan: ResultPlan, finished: Mapping[str, Run]) -> tuple[ResultOutcome, RunsByCell]:
     """Compute the numbers of all cells from the finished runs, with notes on the unfinished ones.
 
     Returns:
@@ -34,7 +33,7 @@ def collect(plan: ResultPlan, finished: Mapping[str, Run]) -> tuple[ResultOutcom
     """
     variants = {label: _runs_of(cell, finished) for label, cell in plan.cells.items()}
     cells = {label: found[0][1] if found else () for label, found in variants.items()}
-    ours: dict[tuple[str, str], PublishedNumber] = {}
+    ours: dict[tuple[str, str], CellNumber] = {}
     notes: dict[tuple[str, str], str] = {}
     for row in plan.rows:
         for column in plan.columns:
@@ -42,7 +41,7 @@ def collect(plan: ResultPlan, finished: Mapping[str, Run]) -> tuple[ResultOutcom
             cell = plan.cells[label]
             if row.sources:
                 continue
-            evidence = ClaimEvidence(
+            evidence = CellEvidence(
                 cells[label],
                 {other.label: cells[other.label, column.label] for other in plan.rows},
                 variants[label],
@@ -59,7 +58,7 @@ def collect(plan: ResultPlan, finished: Mapping[str, Run]) -> tuple[ResultOutcom
             if row.sources:
                 ours[row.label, column.label] = combine(
                     row,
-                    [ours.get((source, column.label), PublishedNumber()) for source in row.sources],
+                    [ours.get((source, column.label), CellNumber()) for source in row.sources],
                 )
     return ResultOutcome(plan, ours, notes, tuple(evaluate_claims(plan.recipe, ours))), cells
 
@@ -71,29 +70,29 @@ def measure_of(plan: ResultPlan, row: TableLine, column: TableLine) -> RecipeMea
     return measure
 
 
-def in_unit(number: PublishedNumber, unit: str) -> PublishedNumber:
+def in_unit(number: CellNumber, unit: str) -> CellNumber:
     """Convert a share to the unit of the paper.
 
-    >>> in_unit(PublishedNumber(0.5, 0.25), "percent")
-    PublishedNumber(value=50.0, deviation=25.0, text='')
+    >>> in_unit(CellNumber(0.5, 0.25), "percent")
+    CellNumber(value=50.0, deviation=25.0, text='')
     """
-    if unit not in IN_PERCENT or number.value is None:
+    if unit != "percent" or number.value is None:
         return number
-    return PublishedNumber(
+    return CellNumber(
         100 * number.value,
         None if number.deviation is None else 100 * number.deviation,
         number.text,
     )
 
 
-def combine(row: TableLine, numbers: Sequence[PublishedNumber]) -> PublishedNumber:
+def combine(row: TableLine, numbers: Sequence[CellNumber]) -> CellNumber:
     """The number of a row that is computed from others: their mean, or a ratio in percent."""
     values = [number.value for number in numbers if number.value is not None]
     if len(values) < len(numbers):
-        return PublishedNumber()
+        return CellNumber()
     if row.ratio:
-        return PublishedNumber(100 * values[0] / values[1]) if values[1] else PublishedNumber()
-    return PublishedNumber(sum(values) / len(values))
+        return CellNumber(100 * values[0] / values[1]) if values[1] else CellNumber()
+    return CellNumber(sum(values) / len(values))
 
 
 def _runs_of(

@@ -21,9 +21,8 @@ from remanence.results.run import Run
 
 FIGURE, PICTURE = "figure.csv", "figure.png"
 
-FigureCells = Mapping[
-    tuple[str, str], Sequence[Run]
-]  # (row, column) -> its runs, one for each seed
+# (row, column) -> its runs, one for each seed
+FigureCells = Mapping[tuple[str, str], Sequence[Run]]
 FigureRows = Iterator[Sequence[Any]]
 
 

@@ -31,7 +31,7 @@ from remanence.recipes.recipe import (
     NEVER,
     SCALES,
     UNITS,
-    PublishedNumber,
+    CellNumber,
     Recipe,
     RecipeError,
     RunScale,
@@ -189,7 +189,7 @@ def _read_scale(name: str, scale: str, entry: Mapping[str, Any]) -> RunScale:
 
 def _read_published(
     name: str, raw: Mapping[str, Any], rows: Sequence[TableLine], columns: Sequence[TableLine]
-) -> dict[tuple[str, str], PublishedNumber]:
+) -> dict[tuple[str, str], CellNumber]:
     """One entry for each row and column; without `published`, no number is known."""
     labels = [row.label for row in rows]
     if raw and set(raw) != set(labels):
@@ -208,28 +208,28 @@ def _read_published(
     return found
 
 
-def read_number(entry: Any) -> PublishedNumber:
+def read_number(entry: Any) -> CellNumber:
     """Read a published entry.
 
     >>> read_number([0.846, 0.01]), read_number("-").known, read_number("0.1, 0.03").value
-    (PublishedNumber(value=0.846, deviation=0.01, text=''), False, 2.0)
+    (CellNumber(value=0.846, deviation=0.01, text=''), False, 2.0)
     """
     value, deviation = entry if isinstance(entry, list) else (entry, None)
     if isinstance(value, str):
         if value == "-":
-            return PublishedNumber(None, deviation)
+            return CellNumber(None, deviation)
         if value == NEVER:
-            return PublishedNumber(math.inf, None, NEVER)
+            return CellNumber(math.inf, None, NEVER)
         # a number with the setting that reached it
         named = re.fullmatch(r"([\d.]+) \(.+\)", value)
         if named:
-            return PublishedNumber(float(named[1]), None, value)
+            return CellNumber(float(named[1]), None, value)
         items = value.split(",")
         # a list of settings counts as their number
         if all(_is_number(item) for item in items):
-            return PublishedNumber(float(len(items)), None, value)
-        return PublishedNumber(None, None, value)
-    return PublishedNumber(float(value), None if deviation is None else float(deviation))
+            return CellNumber(float(len(items)), None, value)
+        return CellNumber(None, None, value)
+    return CellNumber(float(value), None if deviation is None else float(deviation))
 
 
 def _is_number(text: str) -> bool:

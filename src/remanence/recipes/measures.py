@@ -24,12 +24,12 @@ from remanence.metrics.forgetting import (
 )
 from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
 from remanence.metrics.groups import deviation_of, mean_of
-from remanence.recipes.recipe import NEVER, PublishedNumber
+from remanence.recipes.recipe import NEVER, CellNumber
 from remanence.results.run import Run
 
 
 @dataclass(frozen=True)
-class ClaimEvidence:
+class CellEvidence:
     """The finished runs of a cell, and of the cells it is compared with."""
 
     runs: tuple[Run, ...]  # one for each seed
@@ -37,26 +37,26 @@ class ClaimEvidence:
     variants: tuple[tuple[str, tuple[Run, ...]], ...]  # for every setting of the recipe's grid
 
 
-RecipeMeasure = Callable[[ClaimEvidence], PublishedNumber]
+RecipeMeasure = Callable[[CellEvidence], CellNumber]
 
 
 def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
     """Turn a measure of one run into its mean and deviation over seeds."""
 
-    def over_seeds(evidence: ClaimEvidence) -> PublishedNumber:
+    def over_seeds(evidence: CellEvidence) -> CellNumber:
         return summarize_seeds(measure(run) for run in evidence.runs)
 
     return over_seeds
 
 
-def summarize_seeds(values: Iterable[float | None]) -> PublishedNumber:
+def summarize_seeds(values: Iterable[float | None]) -> CellNumber:
     """Mean and sample standard deviation of the values that are known.
 
     >>> summarize_seeds([1.0, 3.0, None])
-    PublishedNumber(value=2.0, deviation=1.4142135623730951, text='')
+    CellNumber(value=2.0, deviation=1.4142135623730951, text='')
     """
     known = [value for value in values if value is not None and not math.isnan(value)]
-    return PublishedNumber(mean_of(known), deviation_of(known))
+    return CellNumber(mean_of(known), deviation_of(known))
 
 
 def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
@@ -106,17 +106,13 @@ def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> RecipeMeasure:
     times the best accuracy that any of them reached.
     """
 
-    def measure(evidence: ClaimEvidence) -> PublishedNumber:
+    def measure(evidence: CellEvidence) -> CellNumber:
         curves = {label: mean_curve(runs) for label, runs in evidence.column_runs.items() if runs}
         curves["itself"] = mean_curve(evidence.runs)
         if not curves["itself"][0]:
-            return PublishedNumber()
+            return CellNumber()
         reached = rounds_to_fractions(curves, (fraction,), of).rounds["itself"][0]
-        return (
-            PublishedNumber(math.inf, None, NEVER)
-            if reached is None
-            else PublishedNumber(float(reached))
-        )
+        return CellNumber(math.inf, None, NEVER) if reached is None else CellNumber(float(reached))
 
     return measure
 
@@ -235,12 +231,12 @@ def best_over(*, rounds: int = 0) -> RecipeMeasure:
     `rounds`, accuracies are means of the last rounds as in `mean_last`.
     """
 
-    def measure(evidence: ClaimEvidence) -> PublishedNumber:
+    def measure(evidence: CellEvidence) -> CellNumber:
         scores = _scores(evidence, rounds)
         if not scores:
-            return PublishedNumber()
+            return CellNumber()
         best = max(scores, key=lambda setting: scores[setting])
-        return PublishedNumber(scores[best], None, f"{scores[best]:.3f} ({_value(best)})")
+        return CellNumber(scores[best], None, f"{scores[best]:.3f} ({_value(best)})")
 
     return measure
 
@@ -248,17 +244,17 @@ def best_over(*, rounds: int = 0) -> RecipeMeasure:
 def within_best(*, points: float = 2.0, rounds: int = 0) -> RecipeMeasure:
     """The settings of the grid within `points` percentage points of the best, and their number."""
 
-    def measure(evidence: ClaimEvidence) -> PublishedNumber:
+    def measure(evidence: CellEvidence) -> CellNumber:
         scores = _scores(evidence, rounds)
         if not scores:
-            return PublishedNumber()
+            return CellNumber()
         best = max(scores.values())
         close = [
             _value(setting)
             for setting, score in scores.items()
             if score >= best - points / 100 - 1e-12
         ]
-        return PublishedNumber(float(len(close)), None, ", ".join(close))
+        return CellNumber(float(len(close)), None, ", ".join(close))
 
     return measure
 
@@ -267,10 +263,10 @@ def _has_class(run: Run) -> np.ndarray:
     return np.asarray(run.metadata["label_counts"]) > 0
 
 
-def _scores(evidence: ClaimEvidence, rounds: int) -> dict[str, float]:
+def _scores(evidence: CellEvidence, rounds: int) -> dict[str, float]:
     score = mean_last(rounds=rounds) if rounds else last()
     found = {
-        setting: score(ClaimEvidence(runs, {}, ())).value
+        setting: score(CellEvidence(runs, {}, ())).value
         for setting, runs in evidence.variants
         if runs
     }

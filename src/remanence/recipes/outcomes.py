@@ -13,7 +13,7 @@ from remanence.core.errors import InputError
 from remanence.recipes.claims import evaluate_claims
 from remanence.recipes.loader import load_recipe
 from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import NEVER, PublishedNumber
+from remanence.recipes.recipe import NEVER, CellNumber
 from remanence.recipes.tables import ResultOutcome
 
 OUTCOME = "outcome.json"
@@ -61,7 +61,7 @@ def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
         substitute_data=metadata["substitute_data"],
     )
     ours = {
-        (row, column): PublishedNumber(math.inf if text == NEVER else value, deviation, text)
+        (row, column): CellNumber(math.inf if text == NEVER else value, deviation, text)
         for row, column, value, deviation, text in metadata["numbers"]
     }
     notes = {(row, column): note for row, column, note in metadata["notes"]}

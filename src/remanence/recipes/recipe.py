@@ -19,9 +19,9 @@ class RecipeError(InputError):
 
 
 @dataclass(frozen=True)
-class PublishedNumber:
-    """A number with its standard deviation over seeds, or a text; everything is None where there is
-    no number.
+class CellNumber:
+    """What a cell shows, published or ours: a number with its standard deviation over seeds, or a
+    text. Without either the cell is empty.
     """
 
     value: float | None = None  # infinite: the target was not reached
@@ -92,7 +92,7 @@ class Recipe:
     rows: tuple[TableLine, ...]
     columns: tuple[TableLine, ...]
     cells: Mapping[tuple[str, str], Mapping[str, Any]]  # settings of single cells
-    published: Mapping[tuple[str, str], PublishedNumber]
+    published: Mapping[tuple[str, str], CellNumber]
     claims: tuple[Mapping[str, Any], ...]
     interpretation: tuple[str, ...]
     scales: Mapping[str, RunScale]

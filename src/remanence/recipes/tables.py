@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from remanence.recipes.claims import HOLDS, UNTESTED, ClaimVerdict, combine_outcomes
 from remanence.recipes.plan import ResultPlan
-from remanence.recipes.recipe import PublishedNumber, TableLine
+from remanence.recipes.recipe import CellNumber, TableLine
 from remanence.report.tables import escape_markdown as escape
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ResultOutcome:
     """The result of a recipe: our numbers in the paper's units, and notes on single cells."""
 
     plan: ResultPlan
-    ours: Mapping[tuple[str, str], PublishedNumber]
+    ours: Mapping[tuple[str, str], CellNumber]
     notes: Mapping[tuple[str, str], str]  # why a cell is empty, or which data it uses
     verdicts: tuple[ClaimVerdict, ...]
 
@@ -56,12 +56,12 @@ class ResultOutcome:
         )
 
 
-def write_number(number: PublishedNumber, unit: str) -> str:
+def write_number(number: CellNumber, unit: str) -> str:
     """Format a number as the papers do.
 
-    >>> write_number(PublishedNumber(0.8461, 0.0102), "share")
+    >>> write_number(CellNumber(0.8461, 0.0102), "share")
     '0.846 ± 0.010'
-    >>> write_number(PublishedNumber(5.25), "percent")
+    >>> write_number(CellNumber(5.25), "percent")
     '5.25'
     """
     if number.text:
@@ -77,7 +77,7 @@ def write_number(number: PublishedNumber, unit: str) -> str:
     return f"{number.value:.{digits}f}{deviation}"
 
 
-def write_difference(published: PublishedNumber, ours: PublishedNumber, unit: str) -> str:
+def write_difference(published: CellNumber, ours: CellNumber, unit: str) -> str:
     """Format ours minus published with its sign; a dash if one of them is missing or infinite."""
     if (
         published.value is None
@@ -96,7 +96,7 @@ def cell_texts(outcome: ResultOutcome, row: TableLine, column: TableLine) -> tup
     """The published number, ours and the difference of a cell, as texts."""
     recipe, place = outcome.plan.recipe, (row.label, column.label)
     unit = recipe.unit_of(row, column)
-    published, ours = recipe.published[place], outcome.ours.get(place, PublishedNumber())
+    published, ours = recipe.published[place], outcome.ours.get(place, CellNumber())
     substituted = outcome.plan.cells[place].substitute and ours.known
     return (
         write_number(published, unit),
@@ -178,7 +178,7 @@ def as_csv(outcome: ResultOutcome) -> str:
             place, unit = (row.label, column.label), plan.recipe.unit_of(row, column)
             published, ours = (
                 plan.recipe.published[place],
-                outcome.ours.get(place, PublishedNumber()),
+                outcome.ours.get(place, CellNumber()),
             )
             numbers = [_plain(published), published.deviation, _plain(ours), ours.deviation]
             gap = write_difference(published, ours, unit)
@@ -197,7 +197,7 @@ def as_csv(outcome: ResultOutcome) -> str:
     return text.getvalue()
 
 
-def _plain(number: PublishedNumber) -> str | float | None:
+def _plain(number: CellNumber) -> str | float | None:
     return number.text or number.value
 
 
