@@ -1,18 +1,14 @@
-"""Single examples: forgettable ones, learning and forgetting events, and what centralized
-training reports.
-"""
+"""Single examples: forgettable ones, learning and forgetting events."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from metrics.small_ledger import line, make_examples, make_run
+from metrics.small_ledger import make_examples
 
 from remanence.metrics.examples import (
-    centralized_events,
     example_events,
     find_forgettable,
     forgettable_examples,
@@ -154,23 +150,3 @@ def test_forgettable_equals_counting_one_by_one(pairs: list[tuple[bool, bool]]) 
     assert forgettable_examples(make_examples(*rows)).count.tolist() == [
         sum(local and not merged for local, merged in pairs)
     ]
-
-
-def test_centralised_events_by_round() -> None:
-    extras = {"centralized.right_to_wrong": 3, "centralized.margin_rise": 9}
-    more = {"centralized.right_to_wrong": 1, "centralized.margin_rise": 4}
-    events = centralized_events(
-        make_run(
-            [line(1, payload=extras), line(1, split="valid", payload=extras), line(2, payload=more)]
-        )
-    )
-    assert events is not None
-    assert (events.round.tolist(), events.right_to_wrong.tolist(), events.margin_rise.tolist()) == (
-        [1, 2],
-        [3, 1],
-        [9, 4],
-    )
-    assert np.sum(events.right_to_wrong) == 4
-    assert (
-        centralized_events(make_run([line(1), line(2, payload={"fedwavg.forgotten": 1})])) is None
-    )

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from metrics.small_ledger import line, make_run
 
 from remanence.config import parse_experiment, write_toml
 from remanence.recipes import measures
-from remanence.recipes.measures import CellEvidence, nearest_round
+from remanence.recipes.measures import CellEvidence, centralized_events, nearest_round
 from remanence.recipes.recipe import CellNumber
 from remanence.results.ledger import EXAMPLE, MOMENTS
 from remanence.results.run import EXAMPLES, METRICS, SPEC, Run
@@ -163,6 +164,26 @@ def test_forgettable_examples_and_events(write: Write) -> None:
         (1.0, 2): None,
     }
     assert of(measures.forgetting_events(), run).value == 4
+
+
+def test_centralised_events_by_round() -> None:
+    extras = {"centralized.right_to_wrong": 3, "centralized.margin_rise": 9}
+    more = {"centralized.right_to_wrong": 1, "centralized.margin_rise": 4}
+    events = centralized_events(
+        make_run(
+            [line(1, payload=extras), line(1, split="valid", payload=extras), line(2, payload=more)]
+        )
+    )
+    assert events is not None
+    assert (events.round.tolist(), events.right_to_wrong.tolist(), events.margin_rise.tolist()) == (
+        [1, 2],
+        [3, 1],
+        [9, 4],
+    )
+    assert np.sum(events.right_to_wrong) == 4
+    assert (
+        centralized_events(make_run([line(1), line(2, payload={"fedwavg.forgotten": 1})])) is None
+    )
 
 
 def test_centralised_events_are_those_from_right_to_wrong(write: Write) -> None:

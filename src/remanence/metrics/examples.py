@@ -8,17 +8,12 @@ training examples correctly, and with which margin.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remanence.results.ledger import MOMENTS
 
-if TYPE_CHECKING:
-    from remanence.results.run import Run
-
 LOCAL, MERGED = MOMENTS.index("local"), MOMENTS.index("merged")
-EVENTS = ("right_to_wrong", "margin_rise")  # as the method `centralized` reports them
 
 
 @dataclass(frozen=True)
@@ -53,17 +48,6 @@ class ExampleEvents:
     def never_learned(self) -> np.ndarray:
         """Ids of examples that were always wrong."""
         return np.unique(self.id[self.learning == 0])
-
-
-@dataclass(frozen=True)
-class CentralizedEvents:
-    """Forgetting events between batches of centralized training, summed over the examples of a
-    round.
-    """
-
-    round: np.ndarray  # [n]
-    right_to_wrong: np.ndarray  # [n]
-    margin_rise: np.ndarray  # [n]
 
 
 def find_forgettable(examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -150,21 +134,3 @@ def example_events(examples: np.ndarray, moment: str = "merged") -> ExampleEvent
         count_events(was_right & ~right),
         count_events(worse),
     )
-
-
-def centralized_events(run: Run) -> CentralizedEvents | None:
-    """Forgetting events of a run with the method `centralized` (FedWAvg, table 1), by round; None
-    if they were not counted.
-    """
-    rounds: dict[int, tuple[int, int]] = {}
-    for line in run.metrics:
-        payload = line.get("payload") or {}
-        if all(f"centralized.{kind}" in payload for kind in EVENTS):
-            rounds[int(line["round"])] = (
-                int(payload["centralized.right_to_wrong"]),
-                int(payload["centralized.margin_rise"]),
-            )
-    if not rounds:
-        return None
-    counts = np.array([rounds[round] for round in sorted(rounds)])
-    return CentralizedEvents(np.array(sorted(rounds)), counts[:, 0], counts[:, 1])

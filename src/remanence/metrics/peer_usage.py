@@ -1,4 +1,4 @@
-"""The selection of peers in decentralized learning: how uses clients use models of their own
+"""The selection of peers in decentralized learning: how often clients use models of their own
 cluster, compared with chance. Computed from the records of `run.peers`.
 """
 
@@ -18,7 +18,7 @@ class PeerUsage:
     """The share of used peers from the clients' own clusters, between two records."""
 
     round: np.ndarray  # [R]
-    same_cluster: np.ndarray  # [R]; NaN if no client used a peer; 1 for the method oracle
+    same_cluster: np.ndarray  # [R]; NaN if no client used a peer
     chance: np.ndarray  # [R] for random peers: (size of the own cluster - 1) / (K - 1)
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
+from remanence.methods.centralized import EVENTS
 from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
 from remanence.metrics.convergence import top as best_value
 from remanence.metrics.drift import summarize_drift
-from remanence.metrics.examples import centralized_events, forgettable_examples
+from remanence.metrics.examples import forgettable_examples
 from remanence.metrics.forgetting import (
     client_forgetting,
     client_forgetting_rounds,
@@ -38,6 +40,16 @@ class CellEvidence:
 
 
 RecipeMeasure = Callable[[CellEvidence], CellNumber]
+
+
+class CentralizedEvents(NamedTuple):
+    """Forgetting events between batches of centralized training, summed over the examples of a
+    round.
+    """
+
+    round: np.ndarray  # [n]
+    right_to_wrong: np.ndarray  # [n]
+    margin_rise: np.ndarray  # [n]
 
 
 def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
@@ -167,6 +179,22 @@ def forgetting_events() -> RecipeMeasure:
         )
 
     return by_seed(measure)
+
+
+def centralized_events(run: Run) -> CentralizedEvents | None:
+    """The events that the method `centralized` counted (FedWAvg, table 1), by round; None for a
+    run that counted none.
+    """
+    rounds: dict[int, tuple[int, ...]] = {}
+    columns = [f"centralized.{name}" for name in EVENTS]
+    for line in run.metrics:
+        payload = line.get("payload") or {}
+        if all(column in payload for column in columns):
+            rounds[int(line["round"])] = tuple(int(payload[column]) for column in columns)
+    if not rounds:
+        return None
+    counts = np.array([rounds[round] for round in sorted(rounds)])
+    return CentralizedEvents(np.array(sorted(rounds)), *counts.T)
 
 
 def client_forgetting_mean(*, at: float = 1.0) -> RecipeMeasure:

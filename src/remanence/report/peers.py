@@ -249,8 +249,7 @@ def draw_same_cluster(groups: Sequence[Group]) -> Figure | None:
         name="same-cluster",
         title="Peer selections within clusters",
         plot=go.Figure(traces, shape),
-        caption="Share of peer selections that go to peers of the client's own cluster. The peer"
-        " method `oracle` reaches 100 %"
+        caption="Share of peer selections that go to peers of the client's own cluster"
         f"{'; the dashed line is the share with randomly drawn peers' if chance else ''}."
         f"{describe_steps(groups)}",
         alt="Line chart of the share of peer selections within clusters. Mean over rounds:"
