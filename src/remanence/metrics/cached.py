@@ -10,11 +10,12 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import concept_shares, nan_mean
+from remanence.metrics.confusion import last_moment, mean_confusion_of_forgotten
 from remanence.metrics.drift import DriftSummary, summarize_drift
 from remanence.metrics.drift_curves import DriftCurves, drift_curves
 from remanence.metrics.examples import ForgettableExamples, forgettable_examples
 from remanence.metrics.forgetting import LocalForgetting, local_forgetting
-from remanence.metrics.groups import Group, cached_per_run, clusters_of
+from remanence.metrics.groups import Group, cached_per_run, clusters_of, primary_model
 from remanence.metrics.peer_usage import PeerUsage, same_cluster_usage
 from remanence.metrics.phase_decomposition import (
     PHASES,
@@ -22,7 +23,7 @@ from remanence.metrics.phase_decomposition import (
     PhaseDecomposition,
     phase_decomposition,
 )
-from remanence.results.ledger import Ledger
+from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
 from remanence.results.run import LEDGER, Run
 
 PHASE_WORDS = {
@@ -104,6 +105,18 @@ def forgettable_of(run: Run) -> ForgettableExamples | None:
         return None
     found = forgettable_examples(run.examples)
     return found if len(found.count) else None
+
+
+@cached_per_run
+def confusions_of_forgotten(run: Run) -> np.ndarray | None:
+    """What test examples that the primary model forgets are predicted as [C, C]."""
+    if run.confusions is None:
+        return None
+    personal = primary_model(run) == "personal"
+    kept = run.confusions[run.confusions["split"] == SPLITS.index("test")]
+    kept = kept if personal else kept[kept["model"] == GLOBAL]
+    moment = "personal" if personal else last_moment(kept)
+    return mean_confusion_of_forgotten(kept[kept["moment"] == MOMENTS.index(moment)])
 
 
 def rounds_of(ledger: Ledger, rounds: Sequence[int]) -> dict[int, Ledger]:
