@@ -69,7 +69,7 @@ def test_without_absent_classes_nothing_is_said_about_them(make_run: Callable[..
         "clients",
     ]
     (recommendation,) = find("where it was lost", run).recommendations
-    assert "which these runs do not tell" in recommendation.reason
+    assert "which these runs do not show" in recommendation.reason
 
 
 def test_clients_that_lose_what_they_hold(make_run: Callable[..., Run]) -> None:
@@ -246,7 +246,7 @@ def test_methods_are_compared_seed_by_seed(make_run: Callable[..., Run]) -> None
 
 def test_trouble_is_told(make_run: Callable[..., Run]) -> None:
     run = make_run(rounds=9, rejected=[{"client": 1, "code": "not_finite"}])
-    sentence = find("beware", run).sentence
+    sentence = find("warning", run).sentence
     assert "1 of 1 run is unfinished" in sentence
     assert "2 replies were rejected" in sentence
 

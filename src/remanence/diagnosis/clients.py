@@ -122,7 +122,7 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
         )
     sentence += "."
     if row.previous_concepts is not None:
-        evidence["left_concepts"] = row.previous_concepts
+        evidence["previous_concepts"] = row.previous_concepts
         word = "lost" if row.previous_concepts >= 0 else "gained"
         sentence += (
             f" On clusters that they have left they {word} {percent(abs(row.previous_concepts))}"

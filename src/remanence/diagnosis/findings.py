@@ -181,7 +181,7 @@ def describe_warnings(row: MethodRow) -> list[Finding]:
     if row.rejected or row.abandoned:
         text += " (a client whose replies are missing can appear forgotten)"
     evidence = {"unfinished": row.unfinished, "rejected": row.rejected, "abandoned": row.abandoned}
-    return [Finding("beware", f"{text}.", evidence)]
+    return [Finding("warning", f"{text}.", evidence)]
 
 
 def compare(groups: Sequence[Group]) -> Finding:

@@ -53,13 +53,13 @@ def recommend_for_phase(
     """Recommendations for the phase that loses most.
 
     Args:
-        phase: of a round, such as "local" or "aggregation".
-        group: the runs of one method and setting.
-        absent: what local training loses of classes that a client lacks, and of those it holds;
+        phase: The phase of a round, such as "local" or "aggregation".
+        group: The runs of one method and setting.
+        absent: What local training loses of classes that a client lacks, and of those it has;
             None where the runs do not show it.
 
     Returns:
-        The recommendations, first the most fitting; none for drift, see `recommend_for_drift`.
+        The recommendations, the most fitting first; none for drift, see `recommend_for_drift`.
     """
     run = group.runs[0]
     if phase == "local":
@@ -71,8 +71,8 @@ def recommend_for_phase(
     if phase == "server":
         return (
             Recommendation(
-                "more public rows (data.public), or less training at the server",
-                "the server's own training loses more than it gives",
+                "more public examples (data.public), or less training at the server",
+                "the training at the server loses more accuracy than it gains",
             ),
         )
     return ()
@@ -81,13 +81,13 @@ def recommend_for_phase(
 def recommend_for_drift(
     group: Group, own: float | None, chance: float | None
 ) -> tuple[Recommendation, ...]:
-    """Recommendations for what a drift costs.
+    """Recommendations for accuracy that is lost by a drift.
 
     Args:
-        group: the runs of one method and setting.
-        own: the share of the selected peers that are of the client's own cluster; None where it is
-            not known.
-        chance: what random selection gives.
+        group: The runs of one method and setting.
+        own: The share of peer selections within the client's own cluster; None where it is not
+            known.
+        chance: The same share with peers drawn at random.
 
     Returns:
         The recommendations; none where clients already select their peers.
@@ -100,8 +100,8 @@ def recommend_for_drift(
     if own is None or chance is None:
         return tuple(_recommend_parts(PEER_DRIFT, run))
     reason = (
-        f"clients choose peers by likeness; here {100 * own:.0f} % of the listening was"
-        f" within clusters, and chance gives {100 * chance:.0f} %"
+        f"clients select similar peers; here {100 * own:.0f} % of the selections are within"
+        f" clusters, and randomly drawn peers give {100 * chance:.0f} %"
     )
     return tuple(Recommendation(p.name, reason) for p, _ in parts_addressing(PEER_DRIFT))
 
@@ -111,14 +111,14 @@ def _recommend_local(run: Run, absent: tuple[float, float] | None) -> Iterable[R
     if absent is None:
         yield from _recommend_losses(
             run,
-            "fit if the classes lost are those that a client lacks, which these runs do not tell",
+            "help if the lost classes are those that a client lacks, which these runs do not show",
         )
     elif lacking > max(held, 0.0):
         yield from _recommend_losses(run, "", f"{100 * lacking:.1f} points in training")
         yield from _recommend_parts(ABSENT_CLASSES, run)
     elif not _is_in_place(HELD_CLASSES, run):
         found = list(_recommend_parts(HELD_CLASSES, run))
-        lost = f": here training loses {100 * held:.1f} points of classes that clients hold"
+        lost = f": here training loses {100 * held:.1f} points of classes that clients have"
         for place, proposal in enumerate(found):
             yield Recommendation(proposal.action, proposal.reason + ("" if place else lost))
     local = run.config.local
@@ -126,7 +126,8 @@ def _recommend_local(run: Run, absent: tuple[float, float] | None) -> Iterable[R
         amount = f"{local.steps} steps" if local.steps else f"{local.epochs} epochs"
         yield Recommendation(
             "less local training a round",
-            f"{amount} a round take a model far from where it began; fewer cost more rounds",
+            f"a local model changes much in {amount} a round; with fewer, training takes more"
+            " rounds",
         )
 
 
@@ -163,8 +164,8 @@ def _recommend_aggregation(run: Run) -> Iterable[Recommendation]:
     if share is not None and share < 1:
         yield Recommendation(
             "more clients a round (clients.sample)",
-            f"{100 * share:.0f} % of the clients take part; the others' classes have no"
-            " voice in a merge",
+            f"{100 * share:.0f} % of the clients take part; aggregation does not see the"
+            " classes of the others",
         )
     yield from _recommend_parts(AGGREGATION, run)
 

@@ -1,8 +1,8 @@
 """Protective noise must not follow from the experiment's seed, which all sites know: in a
 federation it is drawn from the operating system and the keys are not stored.
 
-At the coordinator this is the noise of `dp`, at a site that of `dp_sgd`, of `dp_counts` and of
-FedWAvg's counts. The generator is not a cryptographic one.
+Parts declare where their noise is drawn (`Mechanism.drawn_at`): at the coordinator or at the
+client, and so at its site. The generator is not a cryptographic one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A site's files of one run: its clients' states of the last rounds, and its last replies.
 
     state/RUN/client-0000003/round-0000012.safetensors     the client's state after that round
-    state/RUN/client-0000003/facts-0000000.safetensors     noised label counts, drawn once
+    state/RUN/client-0000003/stats-0000000.safetensors     noised label counts, drawn once
     state/RUN/reply-0000012-DIGEST.safetensors             the reply to one request
 
 A reply may be lost, rejected or late, so the coordinator names the round whose state a client
@@ -115,7 +115,7 @@ class SiteStorage:
         return self.folder / f"client-{client:07d}" / f"round-{round:07d}.safetensors"
 
     def _stats_file(self, client: int, time_step: int) -> Path:
-        return self.folder / f"client-{client:07d}" / f"facts-{time_step:07d}.safetensors"
+        return self.folder / f"client-{client:07d}" / f"stats-{time_step:07d}.safetensors"
 
     def _reply_file(self, round: int, digest: str) -> Path:
         return self.folder / f"reply-{round:07d}-{digest[:32]}.safetensors"

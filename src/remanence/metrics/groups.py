@@ -149,7 +149,7 @@ def describe_model(groups: Sequence[Group]) -> str:
     return (
         words[kinds.pop()]
         if len(kinds) == 1
-        else "the model that counts (the global one, or the clients' own)"
+        else "the primary model (the global one, or the clients' own)"
     )
 
 

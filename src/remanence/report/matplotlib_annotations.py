@@ -180,7 +180,8 @@ def add_color_bars(
 
 
 def write_percent(value: float, position: float = 0) -> str:
-    """
+    """A share as a tick label; matplotlib passes the position of the tick too.
+
     >>> write_percent(0.25), write_percent(0.125)
     ('25%', '12.5%')
     """

@@ -69,7 +69,7 @@ def read_scale(scale: Any) -> Colormap:
 
 
 def plain_text(text: Any) -> str:
-    """Plotly's little HTML as plain_text text.
+    """A text of plotly, which may contain some HTML, as plain text.
 
     >>> plain_text("<b>cat</b> &lt;3<br>dog")
     'cat <3\\ndog'

@@ -25,7 +25,8 @@ PHASE_CHANGES = "Change of accuracy in an average round, in points averaged over
 
 
 def join_words(parts: Iterable[str]) -> str:
-    """
+    """A list in a sentence.
+
     >>> join_words(["a", "b", "c"])
     'a, b and c'
     """
@@ -34,7 +35,8 @@ def join_words(parts: Iterable[str]) -> str:
 
 
 def count_of(number: int, one: str, many: str) -> str:
-    """
+    """A number with its noun.
+
     >>> count_of(1, "round was", "rounds were"), count_of(3, "round was", "rounds were")
     ('1 round was', '3 rounds were')
     """
@@ -66,7 +68,8 @@ def largest_losses(group: Group, losses: np.ndarray, most: int = NAMED) -> dict[
 
 
 def list_losses(losses: dict[str, float]) -> str:
-    """
+    """Names with their losses in points, in a sentence.
+
     >>> list_losses({"cat": 0.2, "dog": 0.125})
     'cat (20.0) and dog (12.5)'
     """

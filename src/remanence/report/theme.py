@@ -129,7 +129,8 @@ def marker_style(index: int) -> dict[str, Any]:
 
 
 def with_alpha(color: str, opacity: float) -> str:
-    """
+    """A color `#rrggbb` with an opacity.
+
     >>> with_alpha("#0072B2", 0.2)
     'rgba(0, 114, 178, 0.2)'
     """
