@@ -15,11 +15,12 @@ SIZE = 8  # points of text
 
 
 def draw_shapes(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]) -> None:
-    """Lines and areas behind the marks, such as the lines between time steps."""
+    """Lines behind the marks, such as those between time steps."""
     from matplotlib.lines import Line2D
-    from matplotlib.patches import Rectangle
 
     for shape in layout.get("shapes") or ():
+        if shape.get("type") != "line":
+            raise NotImplementedError(f"figures for paper support lines, not {shape.get('type')}")
         panel, transform = _find_panel(panels, shape)
         x0, x1 = (
             panel.x_scale.positions([shape.get("x0"), shape.get("x1")])
@@ -32,47 +33,23 @@ def draw_shapes(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any])
             else (shape["y0"], shape["y1"])
         )
         line = shape.get("line") or {}
-        style = {
-            "color": read_color(line.get("color") or "#9a9a9a"),
-            "linewidth": float(line.get("width") or 1) * POINTS,
-        }
-        if shape.get("type") == "line":
-            dashes: Any = {"dash": "--", "dot": ":", "dashdot": "-."}
-            linestyle = dashes.get(str(line.get("dash")), "-")
-            panel.ax.add_line(
-                Line2D(
-                    [x0, x1],
-                    [y0, y1],
-                    transform=transform,
-                    linestyle=linestyle,
-                    zorder=1,
-                    **style,
-                )
+        dashes: Any = {"dash": "--", "dot": ":", "dashdot": "-."}
+        panel.ax.add_line(
+            Line2D(
+                [x0, x1],
+                [y0, y1],
+                transform=transform,
+                color=read_color(line.get("color") or "#9a9a9a"),
+                linewidth=float(line.get("width") or 1) * POINTS,
+                linestyle=dashes.get(str(line.get("dash")), "-"),
+                zorder=1,
             )
-        elif shape.get("type") == "rect":
-            fill = read_color(shape.get("fillcolor") or "none")
-            panel.ax.add_patch(
-                Rectangle(
-                    (x0, y0),
-                    x1 - x0,
-                    y1 - y0,
-                    transform=transform,
-                    facecolor=fill,
-                    edgecolor="none",
-                    zorder=0,
-                )
-            )
-        else:
-            raise NotImplementedError(
-                f"figures for paper support lines and rectangles, not {shape.get('type')}"
-            )
+        )
 
 
 def write_annotations(panels: dict[tuple[str, str], MplPanel], layout: dict[str, Any]) -> None:
     """Titles of panels, and texts at positions."""
     for note in layout.get("annotations") or ():
-        if note.get("visible") is False:
-            continue
         panel, transform = _find_panel(panels, note)
         text = plain_text(note.get("text") or "")
         x: Any = (
@@ -102,7 +79,6 @@ def write_annotations(panels: dict[tuple[str, str], MplPanel], layout: dict[str,
             str(note.get("yanchor")), "bottom" if note.get("showarrow", True) else "center"
         )
         size = SIZE - 1 if (note.get("font") or {}).get("size", 13) <= 12 else SIZE
-        turned = -float(note.get("textangle") or 0)
         panel.ax.text(
             x,
             y,
@@ -111,7 +87,6 @@ def write_annotations(panels: dict[tuple[str, str], MplPanel], layout: dict[str,
             ha=side,
             va=height,
             fontsize=size,
-            rotation=turned,
             clip_on=False,
         )
 
@@ -151,10 +126,7 @@ def add_color_bars(
                     (panel.ax, mesh)
                 )
     for name, pairs in owners.items():
-        settings = layout.get(name, {})
-        if settings.get("showscale") is False:
-            continue
-        style = settings.get("colorbar") or {}
+        style = layout.get(name, {}).get("colorbar") or {}
         bar = paper.colorbar(
             pairs[0][1],
             ax=[ax for ax, _ in pairs],
@@ -175,8 +147,6 @@ def add_color_bars(
                 as_list(style["tickvals"]),
                 labels=[plain_text(text) for text in as_list(style.get("ticktext"))] or None,
             )
-        title = style.get("title") or {}
-        bar.set_label(plain_text((title.get("text") if isinstance(title, dict) else title) or ""))
 
 
 def write_percent(value: float, position: float = 0) -> str:

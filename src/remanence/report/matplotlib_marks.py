@@ -1,12 +1,11 @@
 """The marks of a figure on paper: plotly's lines, dots, bars and heat maps, drawn by matplotlib.
 
-Only what the report's figures use is translated. Anything else raises NotImplementedError, so that
-no part of a new kind of figure is lost silently.
+Only what the report's figures use is translated. Other kinds of traces, modes and fills raise
+NotImplementedError, so that no mark of a new figure is lost silently.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,8 +15,6 @@ from remanence.report.matplotlib_values import (
     POINTS,
     AxisScale,
     as_list,
-    first_of,
-    is_many,
     plain_text,
     read_color,
     read_scale,
@@ -26,33 +23,16 @@ from remanence.report.matplotlib_values import (
 Axes: TypeAlias = Any  # matplotlib's own types are narrower than what its functions take
 Artist: TypeAlias = Any
 
-DASHES = {
-    "solid": "-",
-    "dash": "--",
-    "dot": ":",
-    "dashdot": "-.",
-    "longdash": (0, (8, 3)),
-    "longdashdot": (0, (8, 3, 2, 3)),
-}
+DASHES = {"solid": "-", "dash": "--", "dot": ":", "dashdot": "-."}
 MARKERS = {
     "circle": "o",
     "square": "s",
     "diamond": "D",
     "triangle-up": "^",
-    "triangle-down": "v",
-    "triangle-left": "<",
-    "triangle-right": ">",
     "cross": "P",
     "x": "X",
-    "star": "*",
-    "hexagon": "h",
-    "pentagon": "p",
-    "line-ew": "_",
-    "line-ns": "|",
-    "cross-thin": "+",
-    "x-thin": "x",
 }
-STEPS = {"hv": "steps-post", "vh": "steps-pre", "hvh": "steps-mid"}
+STEPS = {"hv": "steps-post"}
 
 
 @dataclass
@@ -64,7 +44,6 @@ class MplPanel:
     y_scale: AxisScale
     # height of the bars so far, by position and sign
     stacks: dict[tuple[float, bool], float] = field(default_factory=dict)
-    last_line: tuple[np.ndarray, np.ndarray] | None = None  # what `fill: tonexty` fills to
     # of traces that are drawn side by side: kind -> number drawn, total number
     side_by_side: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -72,7 +51,7 @@ class MplPanel:
 def draw_trace(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
     """Draw one trace; return the artist for the legend, or None for a trace without entry."""
     kind = trace.get("type", "scatter")
-    if kind in ("scatter", "scattergl"):
+    if kind == "scatter":
         return _draw_scatter(panel, trace, layout)
     if kind == "bar":
         return _draw_bars(panel, trace, layout)
@@ -84,75 +63,43 @@ def draw_trace(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -
 
 def _draw_scatter(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
     ax, mode = panel.ax, trace.get("mode", "lines")
+    if "text" in mode:
+        raise NotImplementedError("figures for paper do not support texts as marks")
     x, y = panel.x_scale.positions(trace.get("x")), panel.y_scale.positions(trace.get("y"))
     line, marker = trace.get("line") or {}, trace.get("marker") or {}
-    color = read_color(line.get("color") or first_of(marker.get("color")) or "#2b2b2b")
-    alpha = trace.get("opacity")
+    color = read_color(line.get("color") or marker.get("color") or "#2b2b2b")
     handle: Artist | None = None
     if layout.get("scattermode") == "group" and "markers" in mode:
         shift = _next_side_by_side(panel, "scatter", 1 - layout.get("scattergap", 0.0))[0]
         x, y = (x, y + shift) if trace.get("orientation") == "h" else (x + shift, y)
     if trace.get("fill"):
-        handle = _fill(panel, trace, x, y, read_color(trace.get("fillcolor") or color))
+        if trace["fill"] != "toself":
+            raise NotImplementedError(f"figures for paper do not support fill={trace['fill']}")
+        style = {"facecolor": read_color(trace.get("fillcolor") or color), "edgecolor": "none"}
+        handle = ax.fill(x, y, **style)[0] if len(x) else None
     if "lines" in mode and line.get("width", 2) > 0:
         style = {
             "color": color,
             "linestyle": DASHES.get(line.get("dash", "solid"), "-"),
             "linewidth": line.get("width", 2) * POINTS,
         }
-        (handle,) = ax.plot(
-            x, y, drawstyle=STEPS.get(line.get("shape", ""), "default"), alpha=alpha, **style
-        )
-    _draw_errors(panel, trace, x, y, color)
+        (handle,) = ax.plot(x, y, drawstyle=STEPS.get(line.get("shape", ""), "default"), **style)
+    bars = trace.get("error_x") or {}
+    if bars.get("visible", bool(bars)) and bars.get("array") is not None:
+        reach = AxisScale().positions(bars["array"])
+        ax.errorbar(x, y, xerr=reach, fmt="none", ecolor=color, elinewidth=0.8)
     if "markers" in mode:
-        handle = _draw_markers(ax, marker, x, y, color, alpha)
-    if "text" in mode:
-        texts = (
-            as_list(trace.get("text"))
-            if is_many(trace.get("text"))
-            else [trace.get("text")] * len(x)
+        handle = ax.scatter(
+            x,
+            y,
+            s=np.square(np.asarray(float(marker.get("size") or 6)) * POINTS),
+            marker=MARKERS.get(str(marker.get("symbol") or "circle"), "o"),
+            facecolors=read_color(marker.get("color") or color),
+            edgecolors="none",
+            linewidths=0.8,
+            zorder=3,
         )
-        for across, up, text in zip(x, y, texts, strict=True):
-            ax.annotate(plain_text(text), (across, up), ha="center", va="center", fontsize=7)
-    panel.last_line = (x, y)
     return handle
-
-
-def _draw_markers(
-    ax: Axes, marker: dict[str, Any], x: np.ndarray, y: np.ndarray, color: Any, alpha: Any
-) -> Artist:
-    symbol, colors = str(first_of(marker.get("symbol")) or "circle"), marker.get("color")
-    hollow = symbol.endswith("-open")
-    many = is_many(colors)
-    faces = [read_color(one) for one in as_list(colors)] if many else read_color(colors or color)
-    size = marker.get("size") or 6
-    sizes = AxisScale().positions(size) if is_many(size) else float(size)
-    return ax.scatter(
-        x,
-        y,
-        s=np.square(np.asarray(sizes) * POINTS),
-        marker=MARKERS.get(symbol.removesuffix("-open"), "o"),
-        facecolors="none" if hollow else faces,
-        edgecolors=faces if hollow else "none",
-        linewidths=0.8,
-        alpha=alpha,
-        zorder=3,
-    )
-
-
-def _fill(
-    panel: MplPanel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, color: Any
-) -> Artist | None:
-    kind, ax = trace["fill"], panel.ax
-    if kind == "toself":
-        return ax.fill(x, y, facecolor=color, edgecolor="none")[0] if len(x) else None
-    if kind == "tozeroy":
-        return ax.fill_between(x, y, 0, facecolor=color, edgecolor="none")
-    if kind == "tonexty" and panel.last_line is not None:
-        below_x, below = panel.last_line
-        outline = np.concatenate([x, below_x[::-1]]), np.concatenate([y, below[::-1]])
-        return ax.fill(*outline, facecolor=color, edgecolor="none")[0]
-    raise NotImplementedError(f"figures for paper do not support fill={kind}")
 
 
 def _draw_bars(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> Artist | None:
@@ -165,11 +112,7 @@ def _draw_bars(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -
     )
     mode, room = layout.get("barmode", "group"), (1 - layout.get("bargap", 0.2)) * _spacing(where)
     base = np.zeros(len(where))
-    if trace.get("base") is not None:
-        base = base + AxisScale().positions(
-            trace["base"] if is_many(trace["base"]) else [trace["base"]] * len(where)
-        )
-    elif mode in ("stack", "relative"):
+    if mode in ("stack", "relative"):
         for place, (at, more) in enumerate(zip(where, length, strict=True)):
             key = (float(at), bool(more < 0))
             base[place] = panel.stacks.get(key, 0.0)
@@ -178,39 +121,18 @@ def _draw_bars(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -
         shift, room = _next_side_by_side(panel, "bar", room)
         where = where + shift
     marker = trace.get("marker") or {}
-    colors = marker.get("color") or "#2b2b2b"
     edge = marker.get("line") or {}
     style = {
-        "color": [read_color(one) for one in as_list(colors)]
-        if is_many(colors)
-        else read_color(colors),
-        "edgecolor": read_color(first_of(edge.get("color")) or "white"),
-        "linewidth": float(first_of(edge.get("width")) or 0) * POINTS,
-        "alpha": trace.get("opacity"),
+        "color": read_color(marker.get("color") or "#2b2b2b"),
+        "edgecolor": read_color(edge.get("color") or "white"),
+        "linewidth": float(edge.get("width") or 0) * POINTS,
     }
-    shape = (marker.get("pattern") or {}).get("shape")
-    hatch = {"hatch": first_of(shape) * 3} if shape and first_of(shape) else {}
-    if horizontal:
-        drawn = panel.ax.barh(where, length, height=room, left=base, **style, **hatch)
-    else:
-        drawn = panel.ax.bar(where, length, width=room, bottom=base, **style, **hatch)
-    ends = (base + length, where) if horizontal else (where, base + length)
-    _draw_errors(panel, trace, ends[0], ends[1], "#2b2b2b")
+    drawn = (
+        panel.ax.barh(where, length, height=room, left=base, **style)
+        if horizontal
+        else panel.ax.bar(where, length, width=room, bottom=base, **style)
+    )
     return drawn.patches[0] if drawn.patches else None
-
-
-def _draw_errors(
-    panel: MplPanel, trace: dict[str, Any], x: np.ndarray, y: np.ndarray, color: Any
-) -> None:
-    for name, bars in (("xerr", trace.get("error_x") or {}), ("yerr", trace.get("error_y") or {})):
-        if bars.get("visible", bool(bars)) and bars.get("array") is not None:
-            style = {
-                "fmt": "none",
-                "ecolor": color,
-                "elinewidth": 0.8,
-                "alpha": trace.get("opacity"),
-            }
-            panel.ax.errorbar(x, y, **{name: AxisScale().positions(bars["array"])}, **style)
 
 
 def _draw_map(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) -> None:
@@ -243,7 +165,7 @@ def _draw_map(panel: MplPanel, trace: dict[str, Any], layout: dict[str, Any]) ->
     )
     # the color scale whose bar it shares
     mesh.set_gid(trace.get("coloraxis") or ("own" if trace.get("showscale", True) else "none"))
-    if trace.get("texttemplate"):
+    if trace.get("texttemplate"):  # always the text of the cell
         _label_cells(panel.ax, x, y, z, trace, mesh)
 
 
@@ -251,17 +173,12 @@ def _label_cells(
     ax: Axes, x: np.ndarray, y: np.ndarray, z: np.ndarray, trace: dict[str, Any], mesh: Any
 ) -> None:
     """Texts inside the cells of a heat map: black on light cells, white on dark ones."""
-    form = re.fullmatch(r"%\{z(?::(\.\d+[f%]))?\}", trace["texttemplate"])
     for row, up in enumerate(y):
         for column, along in enumerate(x):
             value = z[row, column]
             if np.isnan(value):
                 continue
-            words = (
-                format(value, form[1] or "g")
-                if form
-                else plain_text(as_list(as_list(trace.get("text"))[row])[column])
-            )
+            words = plain_text(as_list(as_list(trace["text"])[row])[column])
             red, green, blue, _ = mesh.cmap(mesh.norm(value))
             dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
             ax.text(
@@ -276,15 +193,11 @@ def _label_cells(
 
 
 def _limits(scale: dict[str, Any], z: np.ndarray, letter: str) -> tuple[float, float]:
-    """The values at the ends of a color scale, symmetric around its middle if it has one."""
+    """The values at the ends of a color scale."""
     known = z[~np.isnan(z)]
     seen = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
     low, high = scale.get(f"{letter}min"), scale.get(f"{letter}max")
     low, high = seen[0] if low is None else low, seen[1] if high is None else high
-    middle = scale.get(f"{letter}mid")
-    if middle is not None:
-        far = max(high - middle, middle - low)
-        low, high = middle - far, middle + far
     return float(low), float(high)
 
 

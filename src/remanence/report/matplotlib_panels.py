@@ -48,15 +48,9 @@ def add_panels(
     grid = figure.add_gridspec(len(rows), len(columns), height_ratios=heights, width_ratios=widths)
     panels: dict[tuple[str, str], MplPanel] = {}
     for x, y in names:
-        below = layout.get(axis_key(y), {}).get("overlaying")
-        if below and (x, below) in panels:
-            ax = panels[x, below].ax.twinx()
-        else:
-            ax = figure.add_subplot(
-                grid[
-                    rows.index(axis_domain(layout, y)[1]), columns.index(axis_domain(layout, x)[0])
-                ]
-            )
+        ax = figure.add_subplot(
+            grid[rows.index(axis_domain(layout, y)[1]), columns.index(axis_domain(layout, x)[0])]
+        )
         panels[x, y] = MplPanel(
             ax, scales[x], scales[y], side_by_side=_count_side_by_side(traces, x, y)
         )
@@ -74,11 +68,7 @@ def axis_key(axis: str) -> str:
 
 def axis_domain(layout: dict[str, Any], axis: str) -> tuple[float, float]:
     """The part of the figure that an axis spans, from 0 to 1."""
-    settings = layout.get(axis_key(axis), {})
-    over = settings.get("overlaying")
-    if over and over != "free":
-        return axis_domain(layout, over)
-    low, high = settings.get("domain") or (0.0, 1.0)
+    low, high = layout.get(axis_key(axis), {}).get("domain") or (0.0, 1.0)
     return round(float(low), 3), round(float(high), 3)
 
 
@@ -173,12 +163,9 @@ def set_axis(
     title = settings.get("title") or {}
     text = title.get("text") or "" if isinstance(title, dict) else title
     axis.set_label_text(plain_text(text))
-    if settings.get("type") == "log":
-        axis.set_units(None)
-        (ax.set_xscale if letter == "x" else ax.set_yscale)("log")
-    else:
-        _set_limits(ax, letter, settings, scale, columns)
-    _set_ticks(axis, settings, scale)
+    _set_limits(ax, letter, settings, scale, columns)
+    if str(settings.get("tickformat") or "").endswith(("p", "%")):
+        axis.set_major_formatter(write_percent)
     has_map = any(artist.get_gid() is not None for artist in ax.collections)
     grid = settings.get("showgrid", True) is not False and not has_map and scale.names is None
     ax.grid(grid, axis="x" if letter == "x" else "y")
@@ -186,8 +173,6 @@ def set_axis(
         axis.set_visible(False)
         for side in ("bottom", "top") if letter == "x" else ("left", "right"):
             ax.spines[side].set_visible(False)
-    if settings.get("showticklabels") is False:
-        axis.set_tick_params(labelbottom=False, labelleft=False, length=0)
     ax.spines["top"].set_visible(False)
     ax.spines["right"].set_visible(False)
 
@@ -213,19 +198,6 @@ def _set_limits(
     if settings.get("autorange") == "reversed":
         low, high = max(low, high), min(low, high)
     (ax.set_xlim if letter == "x" else ax.set_ylim)(low, high)
-
-
-def _set_ticks(axis: Any, settings: dict[str, Any], scale: AxisScale) -> None:
-    from matplotlib import ticker
-
-    if settings.get("tickvals") is not None:
-        texts = [plain_text(text) for text in as_list(settings.get("ticktext"))] or None
-        axis.set_ticks(scale.positions(settings["tickvals"]), labels=texts)
-    form = str(settings.get("tickformat") or "")
-    if form.endswith(("p", "%")):
-        axis.set_major_formatter(write_percent)
-    elif form.endswith("s"):
-        axis.set_major_formatter(ticker.EngFormatter())
 
 
 def _set_names(axis: Any, names: list[str], letter: str, columns: int) -> tuple[float, float]:

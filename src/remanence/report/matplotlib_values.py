@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +58,6 @@ def read_scale(scale: Any) -> Colormap:
     from plotly.colors import get_colorscale
 
     stops = get_colorscale(scale or "Cividis") if scale is None or isinstance(scale, str) else scale
-    if stops and isinstance(stops[0], str):
-        stops = [[place / max(len(stops) - 1, 1), color] for place, color in enumerate(stops)]
     made = LinearSegmentedColormap.from_list(
         "scale", [(float(place), read_color(color)) for place, color in stops], N=256
     )
@@ -93,13 +90,3 @@ def as_list(values: Any) -> list[Any]:
         )
         return list(array.reshape(shape).tolist())
     return list(values.tolist() if isinstance(values, np.ndarray) else values)
-
-
-def is_many(value: Any) -> bool:
-    """Is it a list, an array or an encoded array?"""
-    return isinstance(value, Sequence | np.ndarray | dict) and not isinstance(value, str)
-
-
-def first_of(value: Any) -> Any:
-    """The value, or the first of a list."""
-    return (as_list(value) or [None])[0] if is_many(value) else value

@@ -65,7 +65,6 @@ STYLE: dict[str, Any] = {
     "xtick.major.size": 2.5,
     "ytick.major.size": 2.5,
     "axes.axisbelow": True,
-    "hatch.linewidth": 0.4,
     "pdf.fonttype": 42,
     "svg.fonttype": "path",
     "svg.hashsalt": "remanence",
