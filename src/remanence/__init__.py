@@ -3,7 +3,8 @@ the models forget (classes, clients, examples; in which phase) and has methods t
 
     import remanence as rem
     run = rem.run(method="fedavg+wsm", data="digits", rounds=20, out="my-run")
-    run.metrics[-1]["accuracy"], run.model()
+    rounds, accuracy = run.curve()  # on the test set
+    run.model()                     # the trained nn.Module
 
 Names are imported when they are first used, so that `import remanence` and `remanence --help` do
 not import torch. Where to start reading: `api` for the Python API, `config` for the settings,
