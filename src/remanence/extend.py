@@ -33,8 +33,9 @@ from remanence.core.engine import (
     ExampleResults,
     PairCounts,
 )
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
+from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.slots import (
     Aggregate,

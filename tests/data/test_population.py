@@ -11,8 +11,8 @@ from remanence.data.population import (
     ClientData,
     FederatedPopulation,
     PartitionIndices,
-    split_train_valid,
 )
+from remanence.data.splits import split_train_valid
 
 some_parts = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 

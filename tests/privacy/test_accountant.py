@@ -16,7 +16,6 @@ from scipy.stats import norm
 
 from remanence.core.errors import InputError
 from remanence.privacy.accountant import (
-    ClientGuarantee,
     bound_of_a_round,
     calibrate_noise,
     epsilon,
@@ -24,6 +23,7 @@ from remanence.privacy.accountant import (
     max_rounds_for_budget,
     require_accounting,
 )
+from remanence.privacy.guarantees import ClientGuarantee
 
 needs_accounting = pytest.mark.skipif(
     find_spec("dp_accounting") is None,

@@ -20,7 +20,7 @@ from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
-from remanence.experiment.checks import check_client_privacy
+from remanence.experiment.privacy_checks import check_client_privacy
 from remanence.losses import wsm
 from remanence.methods import (
     fedadam,

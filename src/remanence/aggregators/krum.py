@@ -16,8 +16,8 @@ from remanence.aggregators.coordinatewise import squared_distances
 from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import check_range
 from remanence.core.pytree import Params
+from remanence.core.ranges import check_range
 from remanence.core.slots import Part, ServerContext
 from remanence.core.types import Reply
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from remanence.aggregators.coordinatewise import median_of, reduce_columns
 from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core.compose import part
-from remanence.core.errors import check_range
 from remanence.core.pytree import Params
+from remanence.core.ranges import check_range
 from remanence.core.slots import Part, ServerContext
 from remanence.core.types import Reply
 

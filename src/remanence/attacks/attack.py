@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
 from remanence.core.pytree import Params
+from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from remanence.attacks.attack import Attack, DataInfo, parse_attackers
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
+from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 
 LABEL_RULES = ("next", "reverse", "random")

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from remanence.attacks.attack import Attack, attacker_mask, parse_attackers
 from remanence.core import pytree
-from remanence.core.errors import InputError, check_range, nearest
+from remanence.core.errors import InputError, nearest
 from remanence.core.pytree import Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import Part
 from remanence.core.types import Reply
 

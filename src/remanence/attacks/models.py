@@ -20,7 +20,7 @@ from remanence.attacks.attack import (
     replace_params,
 )
 from remanence.core import pytree, rng
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remanence.attacks.attack import Attack, parse_attackers
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 
 
 def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0.01) -> Attack:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from remanence.attacks.attack import Attack, attacker_mask, parse_attackers
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 

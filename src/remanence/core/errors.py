@@ -1,4 +1,4 @@
-"""Errors, and the checks that raise them. A message names the thing, the cause and the cure.
+"""Errors. A message names the thing, the cause and the cure.
 
 Every mistake of a user raises `InputError` with one sentence, before work starts where possible.
 The command line prints that sentence and exits with `exit_code`, without a traceback. Any other
@@ -79,19 +79,3 @@ class AggregationFailed(Exception):
     """Valid replies cannot be aggregated, for example because there are too few; the round is
     abandoned.
     """
-
-
-def check_range(condition: bool, thing: str, name: str, wanted: str, value: float) -> None:
-    """Raise `InputError` unless a hyper-parameter is finite and in its range.
-
-    Args:
-        condition: Whether the number is in its range.
-        thing: The part or option group that it belongs to, for the message.
-        name: The name of the hyper-parameter.
-        wanted: Its range in words, such as "above 0".
-        value: The number.
-
-    >>> check_range(0.1 > 0, "fedprox", "mu", "above 0", 0.1)
-    """
-    if not condition or value != value or abs(value) == float("inf"):
-        raise InputError(f"{thing}: {name} must be a number {wanted}, not {value}")

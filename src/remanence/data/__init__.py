@@ -7,9 +7,9 @@
 - `downloads.py` (addresses and hashes), `fetch.py`, `http_download.py`: `remanence data fetch`.
   `files.py` finds the files of a dataset.
 - `partitions.py`, `structured_partitions.py`: which client gets which training examples;
-  `splits.py`: public, validation and test sets.
-- `population.py`: `ClientData`, the examples of every client at one time step. Without drift it is
-  a partition plus validation sets (`split_train_valid`).
+  `splits.py`: public, validation and test sets; `split_train_valid` makes the data of clients that
+  do not drift from a partition.
+- `population.py`: `ClientData`, the examples of every client at one time step.
 - `drift_schedules.py`: the cluster of each client at each time step. `concepts.py`: the data
   distribution of each cluster, written with `concept_rules.py`. `concept_views.py`: transformed
   inputs and labels. `drift_sampling.py`: the examples of each client at each time step.

@@ -3,7 +3,7 @@
 Each function below is a constructor; the partition it returns is a pure function of labels, groups
 and a key. It returns one ascending array of indices for each client; no example belongs to two
 clients. `structured_partitions.py` has the partitions that follow label clusters, writers and
-domains. `population.split_train_valid` then splits off each client's validation examples.
+domains. `splits.split_train_valid` then splits off each client's validation examples.
 """
 
 from __future__ import annotations

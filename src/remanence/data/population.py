@@ -14,8 +14,6 @@ from functools import cached_property
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.core.rng import Key
-from remanence.data.splits import split_validation
 
 
 @dataclass(frozen=True)
@@ -119,32 +117,3 @@ class FederatedPopulation:
         cluster = np.zeros(1, dtype=np.int64)
         steps = (ClientData(merge(s.train), merge(s.valid), cluster) for s in self.time_steps)
         return replace(self, time_steps=tuple(steps))
-
-
-def split_train_valid(
-    parts: Sequence[np.ndarray], labels: np.ndarray, validation: float, key: Key
-) -> ClientData:
-    """Return the data of clients that do not drift: each client's part of a partition, split at
-    random into training and validation examples.
-
-    Args:
-        parts: the examples of each client, as a partition returns them.
-        labels: the label of every example.
-        validation: the fraction of each client's examples that become validation examples.
-        key: draws the split; each client's draw depends on its number only.
-    """
-    empty = [client for client, part in enumerate(parts) if len(part) == 0]
-    if empty:
-        raise InputError(
-            f"client {empty[0]} has no data ({len(empty)} of {len(parts)} clients): use fewer"
-            " clients or a milder partition"
-        )
-    pairs = [
-        split_validation(part, labels, validation, key.fold_in("validation", client))
-        for client, part in enumerate(parts)
-    ]
-    return ClientData(
-        PartitionIndices.concat([train for train, _ in pairs]),
-        PartitionIndices.concat([valid for _, valid in pairs]),
-        cluster=np.zeros(len(parts), dtype=np.int64),
-    )

@@ -4,10 +4,13 @@ functions of a key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
+from remanence.data.population import ClientData, PartitionIndices
 
 
 def draw_stratified(strata: np.ndarray, count: int, key: Key) -> np.ndarray:
@@ -96,3 +99,32 @@ def split_validation(
     drawn = draw_stratified(labels[indices], count, key) if stratify else key.choice(total, count)
     valid[drawn] = True
     return indices[~valid], indices[valid]
+
+
+def split_train_valid(
+    parts: Sequence[np.ndarray], labels: np.ndarray, validation: float, key: Key
+) -> ClientData:
+    """Return the data of clients that do not drift: each client's part of a partition, split at
+    random into training and validation examples.
+
+    Args:
+        parts: the examples of each client, as a partition returns them.
+        labels: the label of every example.
+        validation: the fraction of each client's examples that become validation examples.
+        key: draws the split; each client's draw depends on its number only.
+    """
+    empty = [client for client, part in enumerate(parts) if len(part) == 0]
+    if empty:
+        raise InputError(
+            f"client {empty[0]} has no data ({len(empty)} of {len(parts)} clients): use fewer"
+            " clients or a milder partition"
+        )
+    pairs = [
+        split_validation(part, labels, validation, key.fold_in("validation", client))
+        for client, part in enumerate(parts)
+    ]
+    return ClientData(
+        PartitionIndices.concat([train for train, _ in pairs]),
+        PartitionIndices.concat([valid for _, valid in pairs]),
+        cluster=np.zeros(len(parts), dtype=np.int64),
+    )

@@ -30,7 +30,6 @@ from remanence.data.batches import Examples, to_device
 from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.data.population import FederatedPopulation
-from remanence.experiment.checks import check_client_privacy, check_example_privacy
 from remanence.experiment.data_setup import (
     FederatedData,
     load_data,
@@ -39,6 +38,7 @@ from remanence.experiment.data_setup import (
 )
 from remanence.experiment.metadata import resolve_defaults, run_metadata
 from remanence.experiment.networks import make_model
+from remanence.experiment.privacy_checks import check_client_privacy, check_example_privacy
 from remanence.experiment.system import ReplyDeadline, parse_deadline, parse_speed
 from remanence.experiment.task_checks import check_stragglers, check_task, checked_sample_size
 from remanence.experiment.torch_setup import set_up_torch

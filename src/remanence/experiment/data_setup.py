@@ -27,8 +27,8 @@ from remanence.data.population import (
     ClientData,
     FederatedPopulation,
     PartitionIndices,
-    split_train_valid,
 )
+from remanence.data.splits import split_train_valid
 
 DEFAULT_CLIENTS = 10
 

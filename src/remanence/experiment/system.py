@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 
 from remanence.core import expressions
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 
 # (clients, key of the experiment) -> [K] float64: simulated seconds of a local step

@@ -12,7 +12,7 @@ from remanence.core.declarations import LABEL_COUNTS, UNDECLARED
 from remanence.core.errors import RemanenceError
 from remanence.core.rng import Key
 from remanence.core.slots import Part
-from remanence.experiment.checks import is_protected
+from remanence.experiment.privacy_checks import is_protected
 from remanence.flower.settings import Policy
 from remanence.training.task import TrainingTask
 

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
 from remanence.core.declarations import ABSENT_CLASSES, Remedy
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 from remanence.core.slots import Context, Part
 from remanence.core.types import Batch, Output
 

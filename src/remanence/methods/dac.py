@@ -19,8 +19,8 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.declarations import MIXING, PEER_DRIFT, Remedy
-from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import Part, PeerAverage, PeerContext, PeerSelection
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from remanence.core.compose import part
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
+from remanence.core.ranges import check_range
 from remanence.core.slots import Part, Phase
 from remanence.core.types import TaskInfo
 from remanence.methods.frozen_head import head_names, need_head

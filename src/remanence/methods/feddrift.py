@@ -20,8 +20,9 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.declarations import DRIFT, Remedy
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import AssignmentDecision, ModelAssignment, Part
 from remanence.core.types import TaskInfo
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.declarations import ABSENT_CLASSES, Remedy
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import Batch, Output
 

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 from remanence.aggregators.mean import uniform_weights
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
 from remanence.core.pytree import Params
+from remanence.core.ranges import check_range
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import Batch
 
@@ -54,11 +55,10 @@ def fedreg(
     on the loss of w_old, with softmax(w_old's logits) as labels. The batch itself is not changed.
 
     Our reading, where the paper is open: perturbed data are the batch after one such step of size
-    eta_p with their true labels, so that p seldom opposes g; both projections are those of g
-    itself, over all parameters as one vector; |s|^2 and |p|^2 are at least 1e-8, because s is 0 in
-    the first step. Inputs are normalized, so step sizes are in standard deviations. All gradients
-    are those of the whole objective, with the terms of other methods, in training mode. A step
-    costs `ascent` + 4 gradients.
+    eta_p with their true labels; both projections are those of g itself, over all parameters as
+    one vector; |s|^2 and |p|^2 are at least 1e-8, because s is 0 in the first step. Step sizes are
+    in standard deviations, because inputs are normalized. All gradients are those of the whole
+    objective, in training mode. A step costs `ascent` + 4 gradients.
 
     Args:
         gamma: Share of w in the parameters at which the gradient is taken; 0.25 to 0.5 by data set.

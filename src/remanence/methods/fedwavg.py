@@ -29,8 +29,8 @@ from remanence.core.declarations import (
     Mechanism,
     Remedy,
 )
-from remanence.core.errors import check_range
 from remanence.core.pytree import Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import ClientOps, Context, Part, ServerContext
 from remanence.core.types import ClientStats, ModelState, Reply, TaskInfo
 

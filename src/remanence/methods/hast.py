@@ -25,8 +25,8 @@ from torch import Tensor
 
 from remanence.core.compose import part
 from remanence.core.declarations import DRIFT, MIXING, PEER_DRIFT, Remedy
-from remanence.core.errors import check_range
 from remanence.core.pytree import Tree, weighted_mean
+from remanence.core.ranges import check_range
 from remanence.core.slots import (
     ClientOps,
     Context,

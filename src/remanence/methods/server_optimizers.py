@@ -23,8 +23,8 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.errors import check_range
 from remanence.core.pytree import Params, Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import Part, ServerContext, ServerUpdate
 from remanence.core.types import ModelState, TaskInfo
 

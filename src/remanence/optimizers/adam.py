@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from remanence.core.errors import check_range
 from remanence.core.pytree import Params, Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import Context, Optimizer
 
 

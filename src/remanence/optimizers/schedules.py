@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 
 LrSchedule = Callable[[int, int], float]  # (round from 1, rounds in all) -> factor
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from remanence.core import pytree
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import Context, Optimizer
 
 

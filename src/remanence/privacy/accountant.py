@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,6 @@ INTERVAL = 1e-4  # width of a cell of the privacy loss; larger where its range i
 MAX_CELLS = 100_000  # about; wider cells round further up
 TAIL = 1e-15  # probability of losses beyond the range in a round, which is added to delta
 MAX_ROUNDS = 1_000_000
-NOT_PRIVATE = "the noise of a simulation comes from its seed: not private"
 
 
 def epsilon(
@@ -123,67 +121,6 @@ def calibrate_noise(
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return math.ceil(high * 1000) / 1000
-
-
-@dataclass(frozen=True)
-class ClientGuarantee:
-    """What a run guarantees any one client."""
-
-    noise: float
-    delta: float
-    budget: float  # an epsilon that the run does not exceed; 0: none
-    cohort: int  # clients sampled in a round; with Poisson sampling, the expected number
-    clients: int
-    sampling: str = "fixed"
-    unit: str = "client"
-
-    @property
-    def fraction(self) -> float:
-        """The probability that a client is in a cohort."""
-        return self.cohort / self.clients
-
-    def epsilon(self, rounds: int, sampling: str = "") -> float:
-        """Epsilon after this number of rounds, with this or another sampling."""
-        return epsilon(
-            rounds,
-            fraction=self.fraction,
-            noise=self.noise,
-            delta=self.delta,
-            sampling=sampling or self.sampling,
-        )
-
-    def last_round(self, planned: int) -> int:
-        """The last round that may be played: the planned one, or the last within the budget."""
-        if not self.budget or self.epsilon(planned) <= self.budget:
-            return planned
-        found = max_rounds_for_budget(
-            self.budget,
-            fraction=self.fraction,
-            noise=self.noise,
-            delta=self.delta,
-            sampling=self.sampling,
-        )
-        return min(planned, found)
-
-    @property
-    def basis(self) -> str:
-        """The assumptions of the number, in words."""
-        sampling = {
-            "fixed": f"{self.cohort} of {self.clients} clients sampled without replacement",
-            "poisson": f"each of {self.clients} clients sampled independently with probability"
-            f" {self.fraction:.3g}",
-            "any": "nothing assumed about the sampling of clients",
-        }[self.sampling]
-        return f"{sampling}, noise {self.noise:g}"
-
-    def describe(self, rounds: int) -> str:
-        """One sentence with the epsilon and its assumptions."""
-        limit = f" of a budget of {self.budget:g}" if self.budget else ""
-        spent = (
-            f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
-            f" client after {rounds} rounds"
-        )
-        return f"{spent} ({self.basis}); {NOT_PRIVATE}"
 
 
 def require_accounting() -> None:

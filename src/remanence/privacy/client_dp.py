@@ -21,8 +21,9 @@ from torch import Tensor
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.declarations import CLIENT, EACH_ROUND, MODEL, SERVER, Mechanism
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
+from remanence.core.ranges import check_range
 from remanence.core.slots import Aggregate, Part, ServerContext
 from remanence.core.types import ModelState, Reply, TaskInfo
 from remanence.privacy.accountant import require_accounting
@@ -46,10 +47,8 @@ def dp(
     """x <- x + 1/k (sum_i min(1, clip / ||y_i - x||) (y_i - x) + N(0, (noise * clip)^2))
 
     Adaptive: clip <- clip * exp(-0.2 (b - quantile)), where b is the share of the round's updates
-    within the clip, with Gaussian noise of standard deviation max(1/20, noise/k). The noise on the
-    updates grows to (noise^-2 - (2 sigma_b)^-2)^(-1/2), so that both together cost as much as
-    `noise` alone. k is the number of clients that replied; with clients.sampling=poisson the
-    expected number.
+    within the clip, plus noise (`split_noise`). k is the number of replies; with
+    clients.sampling=poisson the expected number.
 
     Args:
         clip: Largest norm of a client's update; where it adapts, the first value.
@@ -169,7 +168,7 @@ def draw_noise(srv: ServerContext, name: str, like: Tensor) -> Tensor:
 
 
 def reject_unprotected(replies: Reply) -> None:
-    """A second check of what `experiment.checks` refuses before a run."""
+    """A second check of what `experiment.privacy_checks` refuses before a run."""
     if replies.buffers or next(pytree.leaves(replies.payload), None) is not None:
         raise InputError(
             "dp clips the model's update only, and clients sent more than that: use a method"

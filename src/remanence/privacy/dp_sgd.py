@@ -16,8 +16,9 @@ from torch import Tensor
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.declarations import CLIENT, EACH_PASS, EXAMPLE, MODEL, Mechanism
-from remanence.core.errors import InputError, check_range
+from remanence.core.errors import InputError
 from remanence.core.pytree import Params
+from remanence.core.ranges import check_range
 from remanence.core.slots import ClientOps, Context, Part
 from remanence.core.types import Batch
 

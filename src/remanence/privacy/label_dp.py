@@ -16,7 +16,7 @@ from torch import Tensor
 from remanence.core import rng
 from remanence.core.compose import part
 from remanence.core.declarations import CLIENT, EACH_TIME_STEP, EXAMPLE, LABEL_COUNTS, Mechanism
-from remanence.core.errors import check_range
+from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.slots import Part
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remanence.metrics.groups import Group
-from remanence.privacy.accountant import NOT_PRIVATE
+from remanence.privacy.guarantees import NOT_PRIVATE
 from remanence.results.run import Run
 
 UNITS = {

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -33,80 +32,8 @@ from remanence.core.declarations import (
 from remanence.core.errors import InputError
 from remanence.data.batches import count_steps
 from remanence.experiment.build import BuiltExperiment
-from remanence.privacy.accountant import NOT_PRIVATE, ClientGuarantee, gaussian_epsilon
+from remanence.privacy.guarantees import ClientGuarantee, ExampleGuarantee, PrivacyGuarantee
 from remanence.training.task import TrainingTask
-
-
-class PrivacyGuarantee(Protocol):
-    """The unit it protects, epsilon after a number of rounds, and how long a budget lasts."""
-
-    @property
-    def unit(self) -> str: ...
-
-    @property
-    def delta(self) -> float: ...
-
-    @property
-    def budget(self) -> float: ...
-
-    @property
-    def basis(self) -> str: ...
-
-    def epsilon(self, rounds: int) -> float: ...
-
-    def last_round(self, planned: int) -> int: ...
-
-    def describe(self, rounds: int) -> str: ...
-
-
-@dataclass(frozen=True)
-class ExampleGuarantee:
-    """What a run guarantees any one example of any client. Costs are in mu^2."""
-
-    delta: float
-    budget: float  # an epsilon that the run does not pass; 0: none
-    cost_per_round: float  # cost of every round a client takes part in
-    cost_per_time_step: float  # and once for its data of every time step
-    rounds_per_step: int
-    covers_models: bool  # False: the label counts alone are protected
-    basis: str  # what it rests on
-
-    @property
-    def unit(self) -> str:
-        return "example" if self.covers_models else "label_counts"
-
-    def epsilon(self, rounds: int) -> float:
-        """Spent on a client that took part in every one of so many rounds."""
-        if not rounds:
-            return 0.0
-        steps = math.ceil(rounds / self.rounds_per_step)
-        return gaussian_epsilon(
-            math.sqrt(rounds * self.cost_per_round + steps * self.cost_per_time_step), self.delta
-        )
-
-    def last_round(self, planned: int) -> int:
-        """The planned last round, or an earlier one: the last within the budget."""
-        if not self.budget or self.epsilon(planned) <= self.budget:
-            return planned
-        least, most = 0, planned
-        while most - least > 1:
-            middle = (least + most) // 2
-            least, most = (middle, most) if self.epsilon(middle) <= self.budget else (least, middle)
-        return least
-
-    def describe(self, rounds: int) -> str:
-        """One sentence, with everything it rests on."""
-        limit = f" of a budget of {self.budget:g}" if self.budget else ""
-        subject = (
-            ""
-            if self.covers_models
-            else "in the label counts alone, the models being open to all: "
-        )
-        epsilon_spent = (
-            f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
-            f" example after {rounds} rounds"
-        )
-        return f"{subject}{epsilon_spent} ({self.basis}); {NOT_PRIVATE}"
 
 
 def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
@@ -117,7 +44,8 @@ def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
         and not experiment.has_stragglers
         and not task.clients_remote
     )
-    sampling = config.clients.sampling if always else "any"
+    known = always and config.clients.sampling in ("fixed", "poisson")
+    sampling = config.clients.sampling if known else "any"
     of_clients = client_guarantee(
         task.method, experiment.cohort_size, task.info.num_clients, sampling
     )

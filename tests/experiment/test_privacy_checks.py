@@ -15,7 +15,7 @@ from remanence.core.declarations import (
     Mechanism,
 )
 from remanence.core.slots import Method, Part
-from remanence.experiment.checks import is_protected
+from remanence.experiment.privacy_checks import is_protected
 
 
 @pytest.mark.parametrize(
