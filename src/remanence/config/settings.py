@@ -100,7 +100,7 @@ class DriftSettings(Section):
         description="Data of each cluster, such as label(groups='0 1|2 3'). Empty: the classes are"
         " divided evenly among the clusters.",
     )
-    rows: Literal["pools", "partition"] = Field(
+    source: Literal["pools", "partition"] = Field(
         default="pools",
         description="Source of a client's examples: pools draws them from a pool of its cluster,"
         " partition keeps those of data.partition and changes their appearance or labels.",
@@ -135,8 +135,8 @@ class PeerSettings(Section):
     )
     patience: Natural = Field(
         default=0,
-        description="Early stopping without a server: a client pauses after this many rounds"
-        " without a lower validation loss, until its data change. 0: never.",
+        description="Early stopping without a server: a client pauses after more than this many"
+        " rounds without a lower validation loss, until its data change. 0: never.",
     )
 
 

@@ -124,7 +124,7 @@ def keep_partition(
             raise InputError(
                 f"cluster {cluster} of the drift has labels, a domain or a number of"
                 " examples of its own, so clients cannot keep their examples: "
-                "set drift.rows to pools, or let the drift swap, rotate or corrupt alone"
+                "set drift.source to pools, or let the drift swap, rotate or corrupt alone"
             )
     offsets = np.asarray(number_views(concepts))[assignment] * split_size  # [T, K]
 

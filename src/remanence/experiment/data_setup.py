@@ -135,7 +135,7 @@ def _partition_over_time(
     drift, call = config.drift, expressions.parse_call(config.drift.schedule)
     schedule = expressions.instantiate(call, DRIFT_SCHEDULES, "drift")
     concepts = make_concepts(drift.concepts, schedule.clusters, dataset)
-    if drift.rows == "partition":
+    if drift.source == "partition":
         kept = split_train_valid(
             _partition(config, dataset, rows, key), dataset.train.y, valid, key
         )

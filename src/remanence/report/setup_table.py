@@ -18,6 +18,7 @@ EXPERIMENT = (
     "data.partition",
     "clients.count",
     "clients.sample",
+    "clients.sampling",
     "model",
     "rounds",
     "drift.schedule",
@@ -30,6 +31,8 @@ EXPERIMENT = (
     "local.optimizer",
     "local.lr",
 )
+# what a way of sampling adds to the number of clients, in words
+SAMPLING = {"fixed": "", "poisson": " on average, each client sampled independently"}
 # paths and addresses of the user's machines stay out of a page that is shared
 PRIVATE = ("data.dir", "ray.address")
 
@@ -98,14 +101,13 @@ def _describe_clients(run: Run) -> str:
             if isinstance(config.clients.sample, int)
             else f"{config.clients.sample:.0%} of them every round"
         )
-    if config.clients.sampling == "poisson":
-        sample += " on average, each client sampled independently"
+    sample += SAMPLING.get(config.clients.sampling, f", sampling {config.clients.sampling}")
     kept = (
         f"; {config.data.validation:.0%} of each client's examples held out for validation"
         if config.data.validation
         else ""
     )
-    if run.metadata.get("clusters") and config.drift.rows == "pools":
+    if run.metadata.get("clusters") and config.drift.source == "pools":
         return f"{count}, {sample}; examples drawn from a pool for each cluster"
     return f"{count}, {sample}; partition {config.data.partition}{kept}"
 
