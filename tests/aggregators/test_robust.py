@@ -11,7 +11,7 @@ import torch
 from aggregators.points import as_replies, combine, doubles
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import robust as witness
+from reference import robust as reference
 from torch import Tensor
 
 from remanence.aggregators import coordinatewise
@@ -156,23 +156,23 @@ def test_all_equal_loops_over_plain_lists(k: int) -> None:
     points, weights = make_points(k, k), [1 + place % 3 for place in range(k)]
     plain, shares = points.tolist(), [weight / sum(weights) for weight in weights]
     for made, wanted in (
-        (median(), witness.median(plain)),
-        (trimmed_mean(fraction=0.2), witness.trimmed_mean(plain, cut=1)),
-        (krum(), plain[witness.krum_order(plain, 1)[0]]),
-        (multi_krum(), witness.multi_krum(plain, 1, k - 3)),
-        (multi_krum(byzantine=0, keep=3), witness.multi_krum(plain, 0, 3)),
-        (norm_clip(), witness.norm_clip(plain, shares, 0.0)),
-        (norm_clip(limit=1.5), witness.norm_clip(plain, shares, 1.5)),
+        (median(), reference.median(plain)),
+        (trimmed_mean(fraction=0.2), reference.trimmed_mean(plain, cut=1)),
+        (krum(), plain[reference.krum_order(plain, 1)[0]]),
+        (multi_krum(), reference.multi_krum(plain, 1, k - 3)),
+        (multi_krum(byzantine=0, keep=3), reference.multi_krum(plain, 0, 3)),
+        (norm_clip(), reference.norm_clip(plain, shares, 0.0)),
+        (norm_clip(limit=1.5), reference.norm_clip(plain, shares, 1.5)),
     ):
         assert combine(made, points, weights).tolist() == pytest.approx(wanted, abs=1e-13), (
             made.name
         )
     found = combine(geometric_median(tolerance=1e-9, iterations=2000), points, weights).tolist()
-    best = witness.geometric_median(plain, shares)
+    best = reference.geometric_median(plain, shares)
     assert found == pytest.approx(best, abs=1e-6)
     assert (
-        witness.sum_of_distances(plain, shares, found)
-        <= witness.sum_of_distances(plain, shares, best) + 1e-12
+        reference.sum_of_distances(plain, shares, found)
+        <= reference.sum_of_distances(plain, shares, best) + 1e-12
     )
 
 

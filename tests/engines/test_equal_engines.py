@@ -1,4 +1,4 @@
-"""loop == stacked == processes, at 1e-12 in float64, for every method and every setting that
+"""sequential == vectorized == processes, at 1e-12 in float64, for every method and every setting that
 could tell them apart.
 """
 
@@ -56,7 +56,7 @@ IMAGES = {"data.name": "synthetic(samples=64, classes=4, shape='2x6x6', test=0.2
 
 MAKERS: dict[str, Callable[[TrainingTask], Engine]] = {
     **{
-        f"stacked-{stack}": lambda task, stack=stack: VectorizedEngine(task, stack)
+        f"vectorized-{stack}": lambda task, stack=stack: VectorizedEngine(task, stack)
         for stack in STACKS
     },
     "processes": lambda task: ProcessEngine(task, workers=2),
@@ -81,16 +81,16 @@ def names_of_methods() -> Iterator[str]:
 def assert_equal_engines(
     experiment: BuiltExperiment,
     rounds: int = 3,
-    makers: tuple[str, ...] = ("stacked-3", "processes"),
+    makers: tuple[str, ...] = ("vectorized-3", "processes"),
 ) -> RunState:
     """-> the state on which all of them agree"""
-    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
+    expected, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
     assert not [line["rejected"] for line in lines if line["rejected"] or line["abandoned"]]
     for name in makers:
         with closing(MAKERS[name](experiment.task)) as engine:
             state, others = run_rounds(experiment, engine, rounds)
-        place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
-        assert distance <= TOLERANCE, f"{name} differs from loop by {distance:.1e} at {place}"
+        place, distance = max_rel_diff(state_tree(state), state_tree(expected))
+        assert distance <= TOLERANCE, f"{name} differs from sequential by {distance:.1e} at {place}"
         for line, other in zip(lines, others, strict=True):
             assert other["per_class"] == line["per_class"]
             assert other["train_loss"] == pytest.approx(line["train_loss"], abs=TOLERANCE)
@@ -98,7 +98,7 @@ def assert_equal_engines(
                 line["bytes_up"],
                 line["bytes_down"],
             )
-    return oracle
+    return expected
 
 
 # ------------------------------------------------------------------------------------- every method
@@ -223,7 +223,7 @@ def test_batch_norm_with_a_short_last_batch_in_any_stack(stack: int) -> None:
     """
     experiment = small_experiment(EVERYTHING, EQUAL | {"local.epochs": 2}, module=batch_norm_net())
     assert set(experiment.task.population.at(0).train.sizes.tolist()) == {6}
-    state = assert_equal_engines(experiment, makers=(f"stacked-{stack}",))
+    state = assert_equal_engines(experiment, makers=(f"vectorized-{stack}",))
     # two epochs of a batch of 4 and one of 2, in three rounds: the counters of all clients agree,
     # and the largest is taken
     assert int(state.server.model.buffers["norm.num_batches_tracked"]) == 3 * 2 * 2
@@ -273,7 +273,7 @@ def test_any_sizes_in_any_stack(
     assert_equal_engines(
         with_clients(small_experiment(EVERYTHING, changes), sizes),
         rounds=2,
-        makers=(f"stacked-{stack}",),
+        makers=(f"vectorized-{stack}",),
     )
 
 
@@ -347,7 +347,7 @@ def test_where_the_buffers_go(buffers: str) -> None:
 
 @pytest.mark.parametrize("name", ["sequential", *MAKERS])
 def test_every_engine_keeps_the_contract(name: str) -> None:
-    """Equal to loop in training (also from starts of their own) and in scoring (one model and many,
+    """Equal to sequential in training (also from starts of their own) and in scoring (one model and many,
     every split, groups by owner), inputs untouched, and a client's reply is the same in any cohort.
     """
     check_engine(SequentialEngine if name == "sequential" else MAKERS[name])
@@ -363,7 +363,7 @@ def test_loop_is_bitwise_the_same_in_any_cohort() -> None:
         assert max_rel_diff(reply._asdict(), whole[int(reply.client)]._asdict()) == ("", 0.0)
 
 
-@pytest.mark.parametrize("name", ["sequential", "stacked-3", "processes"])
+@pytest.mark.parametrize("name", ["sequential", "vectorized-3", "processes"])
 def test_scores_by_hand(name: str) -> None:
     """Against the module itself, row by row, for two models, by owner, over more rows than a
     model sees at once.
@@ -407,7 +407,7 @@ def test_scores_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("engine", ["auto", "vectorized"])
 def test_a_net_that_cannot_be_stacked_is_left_to_loop(engine: str, tmp_path: Path) -> None:
-    """auto takes another engine, an explicit stacked is refused with the cure."""
+    """auto takes another engine, an explicit vectorized is refused with the cure."""
     module = net(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)), features=5)
     spec = small_experiment("fedavg", {"engine": engine, "rounds": 1}, module=module).config
     if engine == "auto":

@@ -181,10 +181,10 @@ def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> Non
         IMAGES,
         module=init_module(lambda: Net(middle() if middle else None), Key(0)),
     )
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     for engine in (FastSequentialEngine(experiment.task), VectorizedEngine(experiment.task, 4)):
         state, _ = run_rounds(experiment, engine, 2)
-        assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+        assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def test_the_numbers_are_the_same_where_steps_are_written_down(
     """The second round has other rows behind the same recorded steps."""
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "clients.sample": 3}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=init_module(Net, Key(0)))
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     engine = make(experiment.task)
     state, _ = run_rounds(experiment, engine, 2)
-    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
     assert engine.degraded_reason == ""
 
 
@@ -264,11 +264,11 @@ def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
     experiment = small_experiment(
         tuning(phases), changes, module=init_module(lambda: Net(nn.BatchNorm2d(3)), Key(0))
     )
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
-    assert float(oracle.server.model.buffers["middle.running_mean"].abs().max()) > 0
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    assert float(expected.server.model.buffers["middle.running_mean"].abs().max()) > 0
     for engine in (FastSequentialEngine(experiment.task), VectorizedEngine(experiment.task, 4)):
         state, _ = run_rounds(experiment, engine, 2)
-        assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+        assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
 
 
 def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

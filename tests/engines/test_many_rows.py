@@ -86,22 +86,22 @@ def watch(
 
 
 @pytest.mark.parametrize("steps", ["eager", "compiled"])
-def test_scores_and_answers_are_the_loops(
+def test_scores_and_logits_equal_sequential(
     experiment: BuiltExperiment, steps: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, loop, models = (
+    engine, sequential, models = (
         on_a_gpu(experiment, steps),
         SequentialEngine(experiment.task),
         models_of(experiment),
     )
     seen = watch(engine, monkeypatch)
-    ours, plain = (each.score(models, "test") for each in (engine, loop))
+    ours, plain = (each.score(models, "test") for each in (engine, sequential))
     assert torch.equal(ours.confusion, plain.confusion)
     torch.testing.assert_close(ours.loss, plain.loss, rtol=1e-12, atol=1e-12)
     public = experiment.task.public
     torch.testing.assert_close(
         engine.predict_logits(models, public),
-        loop.predict_logits(models, public),
+        sequential.predict_logits(models, public),
         rtol=1e-12,
         atol=1e-12,
     )

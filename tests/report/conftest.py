@@ -48,7 +48,7 @@ def write_run(
     """
     folder.mkdir(parents=True)
     about = {
-        "remanence": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "engine": "stacked, because it was fastest",
+        "remanence": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "engine": "vectorized, because it was fastest",
         "data": "fake: 20 training examples", "class_names": list(class_names), "parameters": 1234,
         "label_counts": [" ".join(map(str, row)) for row in label_counts], "clients": clients or len(label_counts),
     }  # fmt: skip

@@ -336,7 +336,7 @@ def _finish(
     last: int,
 ) -> Run:
     about = about | {
-        "remanence": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "engine": "stacked, because it was fastest", "data": "made up",
+        "remanence": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "engine": "vectorized, because it was fastest", "data": "made up",
         "class_names": names, "parameters": 1234, "clients": len(counts), "label_counts": [" ".join(map(str, row)) for row in counts.tolist()],
     }  # fmt: skip
     (folder / SPEC).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")

@@ -1,8 +1,8 @@
-"""Coordinates of many models at once, a few columns at a time: sorting k large models whole would
-take several times their memory.
+"""Reductions over the coordinates of many models, a few columns at a time, because sorting k large
+models at once would take several times their memory.
 
-Sums over coordinates are float64 whatever the parameters are: a hostile model may be so long that
-its square has no float32.
+Sums over coordinates are float64 for every dtype: the squared norm of a hostile model may overflow
+float32.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ _VALUES_AT_ONCE = 1 << 23
 
 
 def reduce_columns(function: Callable[[Tensor], Tensor], stacked: Params) -> Params:
-    """From k models to one, coordinate by coordinate. function: [k, columns] -> [columns];
-    stacked: [k, ...]
+    """Reduce k models to one, coordinate by coordinate.
+
+    Args:
+        function: [k, columns] -> [columns].
+        stacked: The models, [k, ...].
     """
     return pytree.map(
         lambda x: torch.cat([function(piece) for piece in _cut(x)]).reshape(x.shape[1:]), stacked
@@ -29,11 +32,16 @@ def reduce_columns(function: Callable[[Tensor], Tensor], stacked: Params) -> Par
 
 
 def squared_distances(stacked: Params) -> Tensor:
-    """Between every two of k models. stacked: [k, ...] -> [k, k] float64, symmetric to the last
-    bit
+    """The squared distances between k models.
+
+    Args:
+        stacked: The models, [k, ...].
+
+    Returns:
+        [k, k] float64, exactly symmetric.
     """
-    # differences, not norms and products: these lose all digits where models lie close together,
-    # and could use tf32
+    # from differences: norms and products lose all digits for models that are close, and may use
+    # tf32
     exact = "donot_use_mm_for_euclid_dist"
     parts = [
         torch.cdist(piece.double(), piece.double(), compute_mode=exact).square()
@@ -44,7 +52,15 @@ def squared_distances(stacked: Params) -> Tensor:
 
 
 def distances_from(point: Params, stacked: Params) -> Tensor:
-    """Of k models from one. point: [...]; stacked: [k, ...] -> [k] float64"""
+    """The distances of k models from one.
+
+    Args:
+        point: The model, [...].
+        stacked: The models, [k, ...].
+
+    Returns:
+        [k] float64.
+    """
     parts = [
         (piece.double() - center.double()).square().sum(dim=1)
         for name, x in stacked.items()
@@ -54,13 +70,17 @@ def distances_from(point: Params, stacked: Params) -> Tensor:
 
 
 def median_of(values: Tensor) -> Tensor:
-    """The median of every column; of an even number of values, the mean of the two in the middle,
-    or the higher one of whole numbers.
+    """The median of every column; of an even number of values the mean of the two in the middle,
+    for integers the larger of the two.
+
+    Args:
+        values: [k, c].
+
+    Returns:
+        [c].
 
     >>> median_of(torch.tensor([[1.0, 5.0], [9.0, 6.0], [2.0, 7.0], [3.0, 8.0]]))
     tensor([2.5000, 6.5000])
-
-    values: [k, c] -> [c]
     """
     ordered, count = values.sort(dim=0).values, len(values)
     low, high = ordered[(count - 1) // 2], ordered[count // 2]
@@ -71,10 +91,15 @@ def median_of(values: Tensor) -> Tensor:
 def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     """In every column the smallest value that, with those below it, has half of the weight.
 
+    Args:
+        values: [k, c].
+        weights: [k].
+
+    Returns:
+        [c].
+
     >>> weighted_median(torch.tensor([[1.0], [9.0], [2.0]]), torch.tensor([0.2, 0.5, 0.3]))
     tensor([2.])
-
-    values: [k, c]; weights: [k] -> [c]
     """
     ordered, order = values.sort(dim=0)
     reached = weights[order].cumsum(dim=0)  # [k, c]
@@ -83,8 +108,6 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _cut(x: Tensor, count: int = 0) -> Iterator[Tensor]:
-    """A stack as pieces of a few columns, as narrow as for `count` models. x: [k, ...] -> each
-    [k, columns]
-    """
+    """Split a stack [k, ...] into pieces [k, columns], as narrow as for `count` models."""
     flat = x.reshape(len(x), math.prod(x.shape[1:]))
     return iter(torch.split(flat, max(1, _VALUES_AT_ONCE // max(1, count or len(x))), dim=1))

@@ -1,8 +1,7 @@
-"""The robust aggregators: what stands in a method's place for combining replies when some of them
-may be hostile.
+"""The table of robust aggregators, for replies of which some may be hostile.
 
-They guard the model: its parameters, and by a median its buffers. What a method sends besides
-(label counts, control variates, the teachers of a distillation) does not pass through them.
+They aggregate the model: its parameters, and its buffers by a median. They do not protect the rest
+of a payload (label counts, control variates, the teachers of a distillation).
 """
 
 from __future__ import annotations

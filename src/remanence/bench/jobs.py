@@ -113,10 +113,10 @@ JOBS: dict[str, BenchJob] = {
     for job in (
         BenchJob(
             "A",
-            "HAST training: 50 LeNets, 250 samples each, batch 8, 3 epochs, Adam",
+            "HAST training: 50 LeNets, 250 examples each, batch 8, 3 epochs, Adam",
             HAST,
         ),
-        BenchJob("B", "CNN: 10 of 100 clients, 500 samples each, batch 50, 1 epoch, SGD", CNN),
+        BenchJob("B", "CNN: 10 of 100 clients, 500 examples each, batch 50, 1 epoch, SGD", CNN),
         BenchJob(
             "B2",
             "as B with Dirichlet-by-class sizes, 5 epochs",
@@ -124,14 +124,14 @@ JOBS: dict[str, BenchJob] = {
         ),
         BenchJob(
             "C",
-            "ResNet-18 with group norm: 10 clients, 450 samples each, batch 64, 3 epochs, SGD",
+            "ResNet-18 with group norm: 10 clients, 450 examples each, batch 64, 3 epochs, SGD",
             RESNET | {"model": "resnet18(norm='group')"},
             cuda_only=True,
         ),
         BenchJob(
             "D",
             "whole HAST round of A's clients: evaluate 3 peers, average, train, fine-tune 3"
-            " epochs, validate on 75 samples",
+            " epochs, validate on 75 examples",
             HAST | DRIFT,
             measure="round",
             relative_to="A",
@@ -144,7 +144,7 @@ JOBS: dict[str, BenchJob] = {
         ),
         BenchJob(
             "E",
-            "Flashback round: B with teachers and server distillation on 1,250 samples, 1 epoch",
+            "Flashback round: B with teachers and server distillation on 1,250 examples, 1 epoch",
             CNN | {"method": "flashback(server_epochs=1)", "data.public": 1250},
             relative_to="B",
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-HEAD = ("job", "seconds", "samples/s", "x sequential", "of the floor", "memory", "compared with")
+HEAD = ("job", "seconds", "examples/s", "x sequential", "of the floor", "memory", "compared with")
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:

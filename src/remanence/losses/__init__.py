@@ -1,4 +1,11 @@
-"""Losses: any of them works with any method, joined by `+`."""
+"""Losses, one file each: any of them works with any method, joined by `+`.
+
+    wsm, tce, fedrs, fedlc, masked_ce    losses for clients that lack classes
+    softmax                              what these losses share
+    dynamic_distillation                 the distillation loss of Flashback
+
+This package imports core alone.
+"""
 
 from __future__ import annotations
 

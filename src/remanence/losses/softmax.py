@@ -1,6 +1,4 @@
-"""Cross-entropy over logits that were moved or weighed per class: what all the losses for
-absent classes share.
-"""
+"""Cross-entropy with weights per class, which the losses for absent classes share."""
 
 from __future__ import annotations
 
@@ -9,8 +7,14 @@ from torch import Tensor
 
 
 def target_logit(logits: Tensor, y: Tensor) -> Tensor:
-    """The logit of the true class, or its mean under soft targets. logits: [B, C]; y: [B] or
-    [B, C] -> [B]
+    """The logit of the true class, or its mean under soft targets.
+
+    Args:
+        logits: [B, C].
+        y: Labels [B], or soft targets [B, C].
+
+    Returns:
+        [B].
     """
     if y.dim() == 2:
         return (y * logits).sum(dim=1)
@@ -18,7 +22,14 @@ def target_logit(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def weighted_softmax_loss(logits: Tensor, y: Tensor, class_weight: Tensor) -> Tensor:
-    """-z_y + log sum_c weight_c exp(z_c): classes of weight 0 take no part and get no gradient.
-    class_weight: [C] -> [B]
+    """-z_y + log sum_c weight_c exp(z_c). A class of weight 0 gets no gradient.
+
+    Args:
+        logits: [B, C].
+        y: Labels [B], or soft targets [B, C].
+        class_weight: [C].
+
+    Returns:
+        The loss of each example, [B].
     """
     return torch.logsumexp(logits + torch.log(class_weight), dim=1) - target_logit(logits, y)

@@ -1,4 +1,4 @@
-"""The rows of the tables of a report: one for every method and setting."""
+"""The rows of a report's tables and of `results.csv`: one for every method and setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What a client does with a gradient: optimizers and their schedules."""
+"""Local optimizers and learning rate schedules.
+
+    sgd, adam    as torch.optim has them, as pure functions
+    schedules    factors of the learning rate over rounds
+    buffers      `local_buffers`: batch norm statistics that stay with their client
+
+This package imports core alone.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from remanence.core.slots import Part
 
 
 def local_buffers() -> Part:
-    """Each client starts from the buffers it ended with; the server's are those of the initial
-    model and serve newcomers.
+    """Each client starts from its own buffers of its last round. The server keeps those of the
+    initial model, from which new clients start.
     """
     return Part("local_buffers", personal=lambda info: info.buffers)

@@ -1,6 +1,4 @@
-"""Learning rates over rounds: each schedule gives the factor by which the optimizer's own rate
-is multiplied.
-"""
+"""Learning rate schedules: a factor of the optimizer's learning rate for each round."""
 
 from __future__ import annotations
 
@@ -13,18 +11,18 @@ LrSchedule = Callable[[int, int], float]  # (round from 1, rounds in all) -> fac
 
 
 def constant() -> LrSchedule:
-    """The same rate throughout."""
+    """A constant learning rate."""
     return lambda round, rounds: 1.0
 
 
 def exponential(*, decay: float = 0.99) -> LrSchedule:
-    """decay ** (round - 1): FedNTD uses .99."""
+    """decay ** (round - 1); FedNTD uses .99."""
     check_range(0 < decay <= 1, "exponential", "decay", "above 0, at most 1", decay)
     return lambda round, rounds: decay ** (round - 1)
 
 
 def step(*, every: int, factor: float = 0.1) -> LrSchedule:
-    """Multiplied by `factor` after every `every` rounds."""
+    """Multiplied by `factor` every `every` rounds."""
     check_range(every >= 1, "step", "every", "of at least 1", every)
     check_range(0 < factor <= 1, "step", "factor", "above 0, at most 1", factor)
     return lambda round, rounds: factor ** ((round - 1) // every)
@@ -39,6 +37,6 @@ def cosine(*, final: float = 0.0) -> LrSchedule:
 
 
 def warmup(*, rounds: int = 5) -> LrSchedule:
-    """Rises linearly over the first rounds, then stays."""
+    """Rises linearly over the first rounds, then stays constant."""
     check_range(rounds >= 1, "warmup", "rounds", "of at least 1", rounds)
     return lambda round, _: min(1.0, round / rounds)

@@ -1,8 +1,8 @@
-"""Availability: who answers in which rounds. Each is a constructor; what it returns is a pure
-function of the round's key.
+"""Availability: which clients are online in a round. Each constructor returns a pure function of
+the round's key.
 
-A client that is offline is not asked, or does not answer, in that round: it keeps its model and its
-state. Parts joined by `+` hold together.
+A client that is offline does not train in that round and keeps its model and state. Joined by `+`,
+a client is online if it is online by all parts.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Availability = Callable[[int, int, Key], np.ndarray]
 
 
 def always() -> Availability:
-    """Everybody answers in every round."""
+    """All clients are online in every round."""
     return lambda clients, round, key: np.ones(clients, dtype=bool)
 
 
 def random(*, offline: float = 0.1) -> Availability:
-    """In every round each client is offline with that probability, independently."""
+    """In every round each client is offline with probability `offline`, independently."""
     if not 0 <= offline < 1:
         raise InputError(f"availability random: offline is a probability below 1, not {offline}")
     return lambda clients, round, key: key.fold_in("availability").uniform(clients) >= offline
 
 
 def never(*, clients: str = "") -> Availability:
-    """These clients, by number ("3 7"), never answer."""
+    """These clients, by number ("3 7"), are never online."""
     numbers = [int(number) for number in re.findall(r"\d{1,9}", clients)]
     if not numbers or not re.fullmatch(r"[\d\s,]+", clients):
         raise InputError(
@@ -41,7 +41,7 @@ def never(*, clients: str = "") -> Availability:
             " clients, such as '3 7'"
         )
 
-    def answer(count: int, round: int, key: Key) -> np.ndarray:
+    def draw(count: int, round: int, key: Key) -> np.ndarray:
         if max(numbers) >= count:
             raise InputError(
                 f"availability never: there is no client {max(numbers)}: clients are numbered"
@@ -51,13 +51,11 @@ def never(*, clients: str = "") -> Availability:
         online[numbers] = False
         return online
 
-    return answer
+    return draw
 
 
 def every(*, rounds: int = 2) -> Availability:
-    """Each client answers in one of a number of rounds, in turn: client k in the rounds that leave
-    the same rest as k.
-    """
+    """Client k is online in the rounds r with r mod `rounds` = k mod `rounds`."""
     if rounds < 1:
         raise InputError(f"availability every: rounds must be at least 1, not {rounds}")
     return lambda clients, round, key: np.arange(clients) % rounds == round % rounds
@@ -72,7 +70,7 @@ AVAILABILITIES: dict[str, Callable[..., Availability]] = {
 
 
 def parse_availability(text: str) -> Availability:
-    """`random(offline=0.1)+never(clients="3")`: online is who is so for all parts."""
+    """Parse an availability such as `random(offline=0.1)+never(clients="3")`."""
     parts: list[Availability] = [
         expressions.instantiate(call, AVAILABILITIES, "availability")
         for call in expressions.parse_parts(text)

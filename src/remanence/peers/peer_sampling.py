@@ -1,5 +1,5 @@
-"""Drawing peers for all clients at once, from counter-based keys: no loop over clients, the
-same draw on every machine.
+"""Draws peers for all clients at once, from counter-based keys: without a loop over clients, and
+with the same draw on every machine.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from remanence.core.rng import Key
 
 
 def sample_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
-    """For each client, `count` different reachable peers, all subsets alike. reachable: [K, K]
-    bool -> [K, min(count, K)], -1: no peer
+    """Draw `count` different reachable peers for each client, each subset equally likely.
+
+    Args:
+        reachable: [K, K] bool.
+        count: Peers for each client.
+        key: Draws the peers.
+
+    Returns:
+        [K, min(count, K)], -1: no peer.
     """
     return sample_weighted(
         torch.zeros(reachable.shape, dtype=torch.float64, device=reachable.device),
@@ -26,12 +33,20 @@ def sample_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
 
 
 def sample_weighted(scores: Tensor, reachable: Tensor, count: int, key: Key) -> Tensor:
-    """For each client, `count` different reachable peers, one after the other with probability
+    """Draw `count` different reachable peers for each client, one after the other with probability
     proportional to exp(score) among those left.
 
-    Adding Gumbel noise and taking the largest does exactly this (Vieira 2014, Kool et al. 2019),
-    and never needs exp(score), which may be huge.
-    scores, reachable: [K, K] -> [K, min(count, K)], -1: no peer
+    Adding Gumbel noise and taking the largest does exactly this (Vieira 2014, Kool et al. 2019)
+    without computing exp(score), which may overflow.
+
+    Args:
+        scores: [K, K].
+        reachable: [K, K] bool.
+        count: Peers for each client.
+        key: Draws the peers.
+
+    Returns:
+        [K, min(count, K)], -1: no peer.
     """
     noisy = torch.where(reachable, scores + gumbel(key, scores), -math.inf)
     value, peers = torch.topk(noisy, min(count, scores.shape[1]), dim=1)
@@ -39,7 +54,7 @@ def sample_weighted(scores: Tensor, reachable: Tensor, count: int, key: Key) -> 
 
 
 def gumbel(key: Key, like: Tensor) -> Tensor:
-    """Gumbel noise of the shape of a tensor; 53 random bits, so that two peers never tie."""
+    """Gumbel noise in the shape of a tensor, from 53 random bits, so that ties hardly occur."""
     words = rng.bits(key.tensor().to(like.device), tuple(like.shape))
     # in (0, 1), never an end
     uniform = (((words >> 11) & ((1 << 53) - 1)).double() + 0.5) * 2.0**-53

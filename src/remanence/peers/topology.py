@@ -1,5 +1,5 @@
-"""Topologies: who can reach whom. Each is a constructor; what it returns is a pure function of
-a key, made once a run.
+"""Topologies: which clients can reach each other. Each constructor returns a pure function of a
+key, which is called once for a run.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ LARGEST_FILE = 64_000_000  # bytes of an edge list
 
 
 def full() -> Topology:
-    """Everybody can reach everybody."""
+    """Every client can reach every other."""
     return lambda clients, key: ~np.eye(clients, dtype=bool)
 
 
 def ring(*, neighbors: int = 1) -> Topology:
-    """Clients in a circle; each can reach that many on either side."""
+    """Clients in a circle; each can reach `neighbors` clients on either side."""
     if neighbors < 1:
         raise InputError(f"topology ring: neighbors must be at least 1, not {neighbors}")
 
-    def lay(clients: int, key: Key) -> np.ndarray:
+    def draw(clients: int, key: Key) -> np.ndarray:
         apart = np.abs(np.subtract.outer(np.arange(clients), np.arange(clients)))
         around = np.minimum(apart, clients - apart)
         return np.asarray((around > 0) & (around <= neighbors))
 
-    return lay
+    return draw
 
 
 def regular(*, degree: int = 4) -> Topology:
-    """A random graph in which everybody has the same number of neighbors.
+    """A random graph in which every client has `degree` neighbors.
 
-    Drawn by switching: a circle of that degree, whose edges a-b and c-d become a-d and c-b many
-    times over, wherever that makes no edge double. Which end of the second comes first is drawn
-    too: otherwise some graphs could never be reached.
+    Drawn by switching: starting from a circle of that degree, two random edges a-b and c-d are
+    replaced by a-d and c-b, many times, except where an edge would be doubled. The direction of
+    the second edge is random too, because otherwise some graphs could not be reached.
     """
     if degree < 1:
         raise InputError(f"topology regular: degree must be at least 1, not {degree}")
 
-    def lay(clients: int, key: Key) -> np.ndarray:
+    def draw(clients: int, key: Key) -> np.ndarray:
         if degree >= clients or clients * degree % 2:
             cure = "choose a smaller degree, such that clients times degree is even"
             raise InputError(
@@ -58,7 +58,7 @@ def regular(*, degree: int = 4) -> Topology:
             if degree > 1
             else np.zeros((clients, clients), dtype=bool)
         )
-        if degree % 2:  # an even number of clients: everybody also knows the one opposite
+        if degree % 2:  # the number of clients is even: join each to the one opposite
             opposite = (np.arange(clients) + clients // 2) % clients
             joined[np.arange(clients), opposite] = True
         edges = np.argwhere(np.triu(joined)).tolist()
@@ -74,31 +74,31 @@ def regular(*, degree: int = 4) -> Topology:
             edges[int(one)], edges[int(other)] = [a, d], [c, b]
         return joined
 
-    return lay
+    return draw
 
 
 def erdos_renyi(*, p: float = 0.2) -> Topology:
-    """Every pair is joined with probability p. A client that ends up alone trains alone."""
+    """Every pair is joined with probability p. A client without neighbors trains alone."""
     if not 0 <= p <= 1:
         raise InputError(f"topology erdos_renyi: p is a probability, not {p}")
 
-    def lay(clients: int, key: Key) -> np.ndarray:
+    def draw(clients: int, key: Key) -> np.ndarray:
         drawn = np.triu(
             key.fold_in("erdos_renyi").uniform(clients * clients).reshape(clients, clients) < p, k=1
         )
         return drawn | drawn.T
 
-    return lay
+    return draw
 
 
 def edges(*, path: str = "") -> Topology:
-    """A user's own graph: a text file with two clients' numbers a line, separated by a comma or
-    space; the edge counts both ways.
+    """A graph from a text file: the numbers of two clients in each line, separated by a comma or a
+    space. Edges have no direction.
     """
     if not path:
         raise InputError("topology edges: needs a file: write edges(path='graph.csv')")
 
-    def lay(clients: int, key: Key) -> np.ndarray:
+    def draw(clients: int, key: Key) -> np.ndarray:
         joined = np.zeros((clients, clients), dtype=bool)
         for number, line in enumerate(_read_lines(Path(path)), start=1):
             if not line.strip() or line.lstrip().startswith("#"):
@@ -120,7 +120,7 @@ def edges(*, path: str = "") -> Topology:
             raise InputError(f"topology edges: {path} holds no edge: write one a line, such as 0,3")
         return joined
 
-    return lay
+    return draw
 
 
 def _read_lines(path: Path) -> list[str]:

@@ -1,7 +1,8 @@
 """The columns of metrics.jsonl: one line for each round, split and kind of model.
 
-`rounds/federated.py`, `rounds/decentralized.py` and the evaluators write them; `readers.py` checks
-them. Columns that do not apply to a run are left out.
+`rounds/federated.py`, `rounds/decentralized.py` and the evaluators compute them, `rounds/writer.py`
+writes them, and `readers.py` checks them. Columns that do not apply to a run are left out. The
+columns of a report's tables and of `results.csv` are in `metrics/summary_rows.py`.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def sample_clients(
 
     Args:
         experiment: Its settings name the size of the sample, and whether clients are sampled
-            without replacement or each by a coin of its own (`clients.sampling=poisson`).
+            without replacement or each independently (`clients.sampling=poisson`).
         round: From 1.
         key: The round's.
         busy: Clients whose replies of earlier rounds have not arrived yet.
@@ -37,9 +37,9 @@ def sample_clients(
         np.flatnonzero(online_clients(experiment, round, key)), np.asarray(busy, dtype=np.int64)
     )
     if config.clients.sampling == "poisson":
-        # a coin for every client, so that a coin does not depend on who else is available
-        coins = key.fold_in("cohort").uniform(clients)
-        return np.asarray(available[coins[available] < experiment.cohort_size / clients])
+        # drawn for all clients: a client's draw does not depend on which others are available
+        drawn = key.fold_in("cohort").uniform(clients)
+        return np.asarray(available[drawn[available] < experiment.cohort_size / clients])
     count = oversample(experiment.cohort_size, float(config.round.over_selection), len(available))
     return np.asarray(available[key.fold_in("cohort").choice(len(available), count)])
 

@@ -21,16 +21,16 @@ def update_early_stopping(
     time_step: int,
     patience: int,
 ) -> ClientModels:
-    """Keep the models that are better than ever on their owners' validation examples; stop
-    clients that have waited too long for one.
+    """Keep the models with the lowest loss so far on their clients' validation examples, and stop
+    clients that have not improved for too long.
 
     Args:
         engine: Evaluates the models.
         client_models: After training.
         clients: The clients that took part in the round.
         time_step: Of the round.
-        patience: Rounds without a better model before a client stops; 0: it never stops. A client
-            without validation examples keeps its last model, and never stops.
+        patience: A client stops after more than this many rounds without a better model; 0: it
+            never stops. A client without validation examples keeps its last model and never stops.
     """
     if not len(clients):
         return client_models
