@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from remanence.core import pytree, rng
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
 from remanence.core.declarations import Disclosure, Mechanism, Remedy
 from remanence.core.engine import (
     ClientWork,
@@ -40,18 +41,13 @@ from remanence.core.rng import Key
 from remanence.core.slots import (
     Aggregate,
     AssignmentDecision,
-    ClientOps,
-    Context,
     Method,
     ModelAssignment,
     Optimizer,
     Part,
     PeerAverage,
-    PeerContext,
     PeerSelection,
     Phase,
-    ServerContext,
-    ServerOps,
     StepTracker,
     Transform,
 )

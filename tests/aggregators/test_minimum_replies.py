@@ -61,7 +61,7 @@ def test_the_least_number_of_replies(made: Part, least: int) -> None:
         with pytest.raises(
             InputError,
             match=rf"{made.name} needs {least} clients in a round \(.+\) and there are"
-            rf" {least - 1}: ask more of them .* or ",
+            rf" {least - 1}: sample more of them .* or ",
         ):
             check_cohort(method, least - 1)
         with pytest.raises(

@@ -5,27 +5,26 @@ from typing import Any
 import pytest
 import torch
 
-from remanence.core.compose import (
-    EXCLUSIVE_SLOTS,
-    ComposedMethod,
-    check,
-    describe,
-    parse_method,
-    part,
-)
+from remanence.core.compose import ComposedMethod, describe, parse_method, part
+from remanence.core.contexts import Context, ServerContext
 from remanence.core.declarations import CLIENT, EACH_ROUND, EXAMPLE, Disclosure, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.expressions import options_of
+from remanence.core.method_checks import (
+    EXCLUSIVE_SLOTS,
+    FUNCTION_SLOTS,
+    SLOT_TYPES,
+    SLOTS_WITH_SEVERAL,
+    check,
+)
 from remanence.core.slots import (
     Aggregate,
-    Context,
     Method,
     ModelAssignment,
     Optimizer,
     Part,
     PeerSelection,
     Phase,
-    ServerContext,
     Transform,
 )
 from remanence.methods import PARTS
@@ -41,6 +40,29 @@ def client_context(**fields: Any) -> Context:
 def server_context(**fields: Any) -> ServerContext:
     nothing: dict[str, Any] = dict.fromkeys(ServerContext._fields)
     return ServerContext(**nothing | {"state": {}, "hyper": {}} | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"loss_terms": len}, r"loss_terms must be a tuple of functions, .* \(function,\)"),
+        ({"regularizers": (3,)}, "regularizers must hold functions, not int"),
+        ({"transforms": Transform("clip", len)}, "transforms must be a tuple of Transforms"),
+        ({"transforms": (len,)}, "transforms must hold Transforms, not builtin_function"),
+        ({"aggregate": len}, "aggregate must be of the type Aggregate, not builtin_function"),
+        ({"on_client_end": 3}, "on_client_end must be a function, not int"),
+    ],
+)
+def test_a_slot_takes_its_own_kind_of_value(fields: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(InputError, match=f"mine: {sentence}"):
+        check(Method((Part("mine", **fields),)))
+
+
+def test_every_slot_that_holds_a_function_is_checked() -> None:
+    """A slot added to `Part` is added to the check of slots."""
+    empty = {name for name, f in Part.__dataclass_fields__.items() if f.default in (None, ())}
+    checked = {*SLOT_TYPES, *SLOTS_WITH_SEVERAL, *FUNCTION_SLOTS}
+    assert checked == empty - {"static", "mechanisms", "addresses"}
 
 
 def say(word: str) -> Any:

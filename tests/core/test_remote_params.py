@@ -13,10 +13,10 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import parse_method
+from remanence.core.contexts import ServerContext
 from remanence.core.engine import ClientWork
 from remanence.core.remote_params import RemoteParams, to_meta
 from remanence.core.rng import Key
-from remanence.core.slots import ServerContext
 from remanence.core.types import ModelState, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.methods import PARTS

@@ -16,9 +16,10 @@ import pytest
 import torch
 from engines.test_equal_engines import CASES, EVERYTHING, with_clients
 
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import RunFailed
 from remanence.core.pytree import Tree
-from remanence.core.slots import ClientOps, Context, Part, StepTracker
+from remanence.core.slots import Part, StepTracker
 from remanence.core.types import ModelState, Reply
 from remanence.engines import cuda_graphs
 from remanence.engines.autotune import choose_engine, choose_execution
@@ -52,10 +53,10 @@ def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_equals_loop(
     experiment: BuiltExperiment, engine: VectorizedEngine, rounds: int = 3
 ) -> None:
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
     state, _ = run_rounds(experiment, engine, rounds)
-    place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
-    assert distance <= TOLERANCE, f"differs from loop by {distance:.1e} at {place}"
+    place, distance = max_rel_diff(state_tree(state), state_tree(expected))
+    assert distance <= TOLERANCE, f"differs from sequential by {distance:.1e} at {place}"
 
 
 def assert_recorded_equals_loop(

@@ -27,10 +27,11 @@ from hypothesis import strategies as st
 
 from remanence.config import parse_experiment
 from remanence.core import pytree
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.model import init_module
 from remanence.core.rng import Key
-from remanence.core.slots import ClientOps, Context, Part, StepTracker
+from remanence.core.slots import Part, StepTracker
 from remanence.core.types import ClientStats, ModelState
 from remanence.engines.ray.connection import connect
 from remanence.engines.ray.engine import RayEngine
@@ -104,11 +105,11 @@ def cluster() -> Iterator[Any]:
 def assert_equals_loop(
     experiment: BuiltExperiment, engine: RayEngine, rounds: int = 2, tolerance: float = TOLERANCE
 ) -> None:
-    oracle, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
+    expected, lines = run_rounds(experiment, SequentialEngine(experiment.task), rounds)
     state, others = run_rounds(experiment, engine, rounds)
     assert not [line for line in lines if line.get("rejected") or line.get("abandoned")]
-    place, distance = max_rel_diff(state_tree(state), state_tree(oracle))
-    assert distance <= tolerance, f"ray differs from loop by {distance:.1e} at {place}"
+    place, distance = max_rel_diff(state_tree(state), state_tree(expected))
+    assert distance <= tolerance, f"ray differs from sequential by {distance:.1e} at {place}"
     for line, other in zip(lines, others, strict=True):
         assert {name: other[name] for name in ("per_class", "bytes_up") if name in line} == {
             name: line[name] for name in ("per_class", "bytes_up") if name in line
@@ -232,7 +233,7 @@ def mishap(armed: Path, client: int, *, kind: str) -> Part:
     """
     once, path = kind.startswith("once"), str(armed)
 
-    def own(start: ModelState, facts: ClientStats, world: Any) -> dict[str, Any]:
+    def own(start: ModelState, stats: ClientStats, info: Any) -> dict[str, Any]:
         return {"visits": torch.zeros((), dtype=torch.int64)}
 
     def before(ctx: Context, ops: ClientOps) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -257,7 +258,7 @@ def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
     """
     experiment = small_experiment("scaffold", WHOLE)
     node = next(node for node in cluster.list_all_nodes() if node is not cluster.head_node)
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         wait_for_workers(engine)
         before = len(engine.assemble().losses)
@@ -278,7 +279,7 @@ def test_a_node_that_dies_moves_its_work(cluster: Any) -> None:
         losses = engine.assemble().losses[before:]
         assert losses
         assert all(sentence.startswith("Ray worker ") for sentence in losses)
-    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["once killed", "once hung"])
@@ -286,7 +287,7 @@ def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_pat
     """The model is the right one, and every client's own state has counted the round once."""
     armed = tmp_path / "armed"
     experiment = small_experiment(mishap(armed, 3, kind=kind), WHOLE)
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     armed.touch()
     patience = {"timeout": 10.0} if kind == "once hung" else {}
     with closing(RayEngine(experiment.task, 2, inner="sequential", **patience)) as engine:
@@ -295,7 +296,7 @@ def test_a_worker_lost_in_a_round_costs_a_retry(kind: str, cluster: Any, tmp_pat
         state, _ = run_rounds(experiment, engine, 2)
         losses = [loss for loss in engine.assemble().losses[before:] if "another does" in loss]
     assert not armed.exists()
-    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
     assert [int(state.client_states[client]["mishap"]["visits"]) for client in range(6)] == [2] * 6
     assert losses
     assert any("did not answer in 10 s" in loss for loss in losses) == (kind == "once hung")
@@ -331,7 +332,7 @@ def test_a_mistake_in_a_part_is_told_and_not_tried_again(cluster: Any, tmp_path:
 def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> None:
     """Both workers die between the last reply and the sum, with the models they keep."""
     experiment = small_experiment("scaffold", WHOLE)
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     with closing(RayEngine(experiment.task, 2, inner="sequential")) as engine:
         train, rounds = engine.train, []
 
@@ -344,7 +345,7 @@ def test_models_lost_before_they_are_summed_are_trained_again(cluster: Any) -> N
 
         engine.train = train_and_lose_the_workers  # type: ignore[method-assign]
         state, _ = run_rounds(experiment, engine, 2)
-    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
 
 
 # ------------------------------------------------------------------------------ starting and ending
@@ -537,8 +538,8 @@ def test_sums_travel_and_models_stay(
         # control variates: those that are sent, and those that are kept
         extras = 6 * 2 * model if method.startswith("scaffold") else 0
         assert 2 * model <= engine.traffic.up - extras < 2.3 * model
-    oracle, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-    assert max_rel_diff(state_tree(state), state_tree(oracle))[1] <= TOLERANCE
+    expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+    assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
 
 
 def test_a_crowd_is_put_once(cluster: Any) -> None:

@@ -227,7 +227,8 @@ def test_a_phase_that_is_not_accepted_leaves_no_trace() -> None:
     that all reach, only the head differs.
     """
     never, always, plain = (
-        with_norms(part) for part in (tuned_head(1e9), tuned_head(-1e9), fedprox(mu=0))
+        with_norms(part)
+        for part in (tuned_head(margin=1e9), tuned_head(margin=-1e9), fedprox(mu=0))
     )
     job = make_work(plain, first_state(plain), 1)
     body = [name for name in plain.task.model.initial.params if name not in plain.task.info.head]

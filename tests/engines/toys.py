@@ -11,31 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core import pytree, rng
+from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context, ServerContext, ServerOps
 from remanence.core.declarations import Disclosure
 from remanence.core.pytree import Params, Tree, weighted_mean
-from remanence.core.slots import (
-    Aggregate,
-    ClientOps,
-    Context,
-    Method,
-    Optimizer,
-    Part,
-    Phase,
-    ServerContext,
-    ServerOps,
-    Transform,
-)
+from remanence.core.slots import Aggregate, Method, Optimizer, Part, Phase, Transform
 from remanence.core.types import Batch, ModelState, Output, Reply, TaskInfo
 from remanence.losses import wsm
 from remanence.methods import fedprox
 
 
-def rows_loss(out: Output, batch: Batch) -> Tensor:
+def example_losses(out: Output, batch: Batch) -> Tensor:
     return nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
 
 
 def control_variates() -> Part:
-    """SCAFFOLD, option II: own, server, share, extras, a correction, after, absorb."""
+    """SCAFFOLD, option II: client state, server state, broadcast, payload, a transform,
+    on_client_end, update_server_state.
+    """
 
     def zeros(start: ModelState, *_: Any) -> Tree:
         return {"c": pytree.zeros_like(start.params)}
@@ -67,7 +60,7 @@ def control_variates() -> Part:
         client_state=zeros,
         server_state=zeros,
         broadcast=lambda srv: srv.state,
-        payload=lambda start, world: {"change": start.params},
+        payload=lambda start, info: {"change": start.params},
         discloses={"change": Disclosure("model")},
         transforms=(Transform("correct", correct),),
         on_client_end=after,
@@ -76,14 +69,16 @@ def control_variates() -> Part:
 
 
 def loss_weighted() -> Part:
-    """Weighs a client by the loss of the model it received: before, extras, weigh."""
+    """Weights a client by the loss of the model it received: on_client_start, payload,
+    client_weights.
+    """
 
     def before(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
         out, batch = ops.predict(ctx.start)
-        return {}, {"loss": weighted_mean(rows_loss(out, batch), batch.weight)}
+        return {}, {"loss": weighted_mean(example_losses(out, batch), batch.weight)}
 
-    def extras(start: ModelState, world: TaskInfo) -> Tree:
-        return {"loss": torch.zeros((), dtype=world.dtype)}
+    def extras(start: ModelState, info: TaskInfo) -> Tree:
+        return {"loss": torch.zeros((), dtype=info.dtype)}
 
     return Part(
         "loss_weighted",
@@ -94,8 +89,11 @@ def loss_weighted() -> Part:
     )
 
 
-def refined() -> Part:
-    """Trains the merged model on the public set and holds it near the previous one: refine, fit."""
+@part
+def refined(*, hold: float = 0.1) -> Part:
+    """Trains the merged model on the public set and keeps its logits near those of the previous
+    one: server_train, fit.
+    """
 
     def refine(
         merged: ModelState,
@@ -104,36 +102,39 @@ def refined() -> Part:
         ops: ServerOps,
         srv: ServerContext,
     ) -> ModelState:
-        said = ops.predict_logits(
+        previous_logits = ops.predict_logits(
             ModelState(*(pytree.map(lambda x: x.unsqueeze(0), tree) for tree in previous))
         )[0]
-        return ops.fit(merged, hold_near, {"said": said, "hold": srv.hyper["hold"]}, epochs=2)
+        return ops.fit(
+            merged, hold_near, {"logits": previous_logits, "hold": srv.hyper["hold"]}, epochs=2
+        )
 
-    def hold_near(out: Output, batch: Batch, place: Tensor, given: Tree) -> Tensor:
-        return rows_loss(out, batch) + given["hold"] * (
-            (out.logits - given["said"][place]) ** 2
+    def hold_near(out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
+        return example_losses(out, batch) + loss_args["hold"] * (
+            (out.logits - loss_args["logits"][index]) ** 2
         ).sum(dim=1)
 
-    return Part("refined", hyper={"hold": 0.1}, server_train=refine, needs_public_data=True)
+    return Part("refined", hyper={"hold": hold}, server_train=refine, needs_public_data=True)
 
 
 def frozen_head() -> Part:
-    return Part("frozen_head", frozen=lambda world: world.head)
+    return Part("frozen_head", frozen=lambda info: info.head)
 
 
 def own_norms() -> Part:
-    """FedBN: normalization layers, weights and statistics, stay with their client: personal."""
-    return Part("own_norms", personal=lambda world: world.norms + world.buffers)
+    """FedBN: weights and statistics of normalization layers stay with their client: personal."""
+    return Part("own_norms", personal=lambda info: info.norms + info.buffers)
 
 
-def tuned_head(margin: float = 0.0) -> Part:
+@part
+def tuned_head(*, margin: float = 0.0) -> Part:
     """A second phase trains the head alone and is kept where the validation loss falls by more
     than a margin: phases, trainable, accept.
     """
 
     def accept(ctx: Context, old: ModelState, new: ModelState, ops: ClientOps) -> Tensor:
         before, after = (
-            weighted_mean(rows_loss(out, batch), batch.weight)
+            weighted_mean(example_losses(out, batch), batch.weight)
             for out, batch in (ops.predict(old, "valid"), ops.predict(new, "valid"))
         )
         return after < before - ctx.hyper["margin"]
@@ -141,16 +142,17 @@ def tuned_head(margin: float = 0.0) -> Part:
     def phases(phase: Phase) -> tuple[Phase, ...]:
         return phase, Phase(
             steps=2,
-            trainable=lambda world, names: [name for name in names if name in world.head],
+            trainable=lambda info, names: [name for name in names if name in info.head],
             accept=accept,
         )
 
     return Part("tuned_head", hyper={"margin": margin}, phases=phases)
 
 
-def close_to_start() -> Part:
-    """Adds the squared distance from the received model's logits: a term that asks for another
-    model's output.
+@part
+def close_to_start(*, strength: float = 0.05) -> Part:
+    """Adds the squared distance from the received model's logits: a loss term that evaluates
+    another model.
     """
 
     def term(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
@@ -158,13 +160,12 @@ def close_to_start() -> Part:
             dim=1
         )
 
-    return Part("close_to_start", hyper={"strength": 0.05}, loss_terms=(term,))
+    return Part("close_to_start", hyper={"strength": strength}, loss_terms=(term,))
 
 
-def look_ahead() -> Part:
-    """The gradient one small step further: a gradient rule that asks for two gradients, one of
-    them on moved inputs.
-    """
+@part
+def look_ahead(*, size: float = 0.01) -> Part:
+    """The gradient after one small step, on inputs moved by the sign of their gradient: gradient."""
 
     def gradient(params: Params, batch: Batch, ops: ClientOps, ctx: Context) -> Params:
         ahead = pytree.axpy(-ctx.optimizer_hparams["lr"], ops.grad(params, batch), params)
@@ -172,12 +173,13 @@ def look_ahead() -> Part:
         result: Params = ops.grad(ahead, batch._replace(x=moved))
         return result
 
-    return Part("look_ahead", hyper={"size": 0.01}, gradient=gradient)
+    return Part("look_ahead", hyper={"size": size}, gradient=gradient)
 
 
-def heavy_server() -> Part:
-    """The median-free minimum of a server of one's own: the plain mean of the deltas, and
-    momentum: combine, apply, server.
+@part
+def heavy_server(*, momentum: float = 0.5) -> Part:
+    """The plain mean of the deltas, and momentum at the server: aggregate, server_update,
+    server_state.
     """
 
     def partial(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
@@ -196,12 +198,12 @@ def heavy_server() -> Part:
         moved = params | pytree.add(velocity, params)
         return moved, {"velocity": srv.state["velocity"] | velocity}
 
-    def server(start: ModelState, world: TaskInfo) -> Tree:
+    def server(start: ModelState, info: TaskInfo) -> Tree:
         return {"velocity": pytree.zeros_like(start.params)}
 
     return Part(
         "heavy_server",
-        hyper={"momentum": 0.5},
+        hyper={"momentum": momentum},
         server_state=server,
         aggregate=Aggregate(partial, finish),
         server_update=apply,
@@ -209,7 +211,7 @@ def heavy_server() -> Part:
 
 
 def signed() -> Part:
-    """Steps by the sign of the gradient, with a counter: an optimizer of one's own."""
+    """Steps by the sign of the gradient, with a counter: optimizer."""
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
         count = slots["count"] + 1
@@ -223,9 +225,10 @@ def signed() -> Part:
     return Part("signed", optimizer=Optimizer("signed", {"lr": 0.05}, init, step))
 
 
-def private() -> Part:
-    """Clipped and noisy gradients, given in the wrong order: the stages put them right.
-    Randomness comes from the step's key.
+@part
+def private(*, sigma: float = 0.01, bound: float = 0.1) -> Part:
+    """Noisy and clipped gradients, listed in the wrong order: their stages put them in order. The
+    noise comes from the step's key.
     """
 
     def add_noise(grads: Params, params: Params, ctx: Context) -> Params:
@@ -243,7 +246,7 @@ def private() -> Part:
 
     return Part(
         "private",
-        hyper={"sigma": 0.01, "bound": 0.1},
+        hyper={"sigma": sigma, "bound": bound},
         transforms=(Transform("noise", add_noise), Transform("clip", clip)),
     )
 

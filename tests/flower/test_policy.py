@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remanence.core import rng
+from remanence.core.contexts import ServerContext
 from remanence.core.declarations import (
     CLIENT,
     EACH_ROUND,
@@ -22,7 +23,7 @@ from remanence.core.declarations import (
     Mechanism,
 )
 from remanence.core.rng import Key
-from remanence.core.slots import Part, ServerContext, Transform
+from remanence.core.slots import Part, Transform
 from remanence.flower.policy import (
     Declined,
     check_code,
@@ -167,7 +168,7 @@ def test_every_server_function_of_a_noisy_part_gets_a_secret_key() -> None:
 
     noise = Mechanism("client", MODEL, SERVER, 1.0, EACH_ROUND)
     part = Part("mine", server_update=remember, mechanisms=(noise,))
-    srv: Any = ServerContext(1, None, {}, {}, Key(0), None)  # type: ignore[arg-type]
+    srv: Any = ServerContext(1, None, 0, {}, {}, Key(0), None)  # type: ignore[arg-type]
     for p in (secret_noise(part), replace(part, mechanisms=())):
         assert p.server_update is not None
         for _ in range(2):

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from remanence.core import pytree
+from remanence.core.contexts import Context
 from remanence.core.errors import InputError
 from remanence.core.expressions import instantiate, parse_call
 from remanence.core.pytree import Params
-from remanence.core.slots import Context, Optimizer
+from remanence.core.slots import Optimizer
 from remanence.optimizers import OPTIMIZERS
 
 STEPS, CLIENTS = 20, 3

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from remanence.config import parse_experiment
 from remanence.core import pytree
 from remanence.core.compose import parse_method
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import InputError
 from remanence.core.model import init_module
 from remanence.core.pytree import Params
 from remanence.core.rng import Key
-from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch, Output
 from remanence.data.batches import plan_batches
 from remanence.engines.sequential import SequentialEngine

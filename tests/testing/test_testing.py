@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.compose import part as as_part
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import ClientOps, Context, Part, Transform
+from remanence.core.slots import Part, Transform
 from remanence.core.types import Batch, ModelState, Output, Reply
 from remanence.engines.sequential import SequentialEngine
 from remanence.methods import METHODS, PARTS
@@ -35,6 +36,10 @@ from remanence.training.task import TrainingTask
 @pytest.mark.parametrize("method", [fast_config(name) for name in METHODS])
 def test_our_methods_pass(method: str) -> None:
     check_method(method, rounds=3)
+
+
+def test_a_method_that_refuses_batch_norm_passes() -> None:
+    check_method("dp_sgd(clip=1, noise=1)")
 
 
 def test_numbers_that_decide_the_shape_are_declared_static() -> None:
@@ -117,6 +122,27 @@ def reads_beside_hyper(*, pull: float = 0.1) -> Part:
     return Part("beside", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
 
 
+def lacks_the_decorator(*, pull: float = 0.1) -> Part:
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: g * (1 + pull) for name, g in grads.items()}
+
+    return Part("lacks", transforms=(Transform("correct", correct),))
+
+
+def lacks_the_decorator_for_hyper(*, pull: float = 0.1) -> Part:
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: g * (1 + ctx.hyper["pull"]) for name, g in grads.items()}
+
+    return Part("lacks", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
+
+
+def misspells_an_attribute() -> Part:
+    def stop(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
+        return {"n": ctx.clients.size}, {}  # type: ignore[attr-defined]
+
+    return Part("misspells", client_state=lambda *_: {"n": torch.zeros(())}, on_client_end=stop)
+
+
 def pulled(pull: float, out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
     return pull * out.logits.square().sum(dim=1)
 
@@ -170,6 +196,12 @@ def breaks_when_personal() -> Part:
         (reads_a_closure(), r"reads: a function .*transforms reads pull .*neither in hyper nor"),
         (reads_beside_hyper(), r'beside: a function .*reads pull .*read ctx.hyper\["pull"\]'),
         (binds_a_number(), r"binds: a function of the slot loss_terms reads pull"),
+        (lacks_the_decorator(), r"lacks: .*transforms reads the number pull .*@part"),
+        (lacks_the_decorator_for_hyper(), r"lacks has hyper-parameters \(pull\) and no .*@part"),
+        (
+            misspells_an_attribute(),
+            r"AttributeError: .*clients.*, in the function stop of the slot on_client_end of",
+        ),
         (sends_undeclared(), r"sends does not declare what the leaf size of its payload reveals"),
         (breaks_when_personal(), r"breaks with frozen parameters \(\+frozen_head\) cannot run"),
     ],

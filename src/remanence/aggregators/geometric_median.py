@@ -1,8 +1,8 @@
 """Geometric median: the point with the smallest sum of distances to all replies.
 
 Pillutla, Kakade and Harchaoui, "Robust aggregation for federated learning", IEEE Transactions on
-Signal Processing 2022 (RFA), by the smoothed algorithm of Weiszfeld. Where the mean feels the
-length of a reply, this feels its direction alone.
+Signal Processing 2022 (RFA), by the smoothed Weiszfeld algorithm. A reply far away pulls the mean
+in proportion to its distance, and the geometric median by its direction alone.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from remanence.aggregators.coordinatewise import distances_from, reduce_columns,
 from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ServerContext
 from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
-from remanence.core.slots import Part, ServerContext
+from remanence.core.slots import Part
 from remanence.core.types import Reply
 
 
@@ -36,10 +37,11 @@ def geometric_median(
     down to `tolerance` times that: the result then does not depend on the scale of a model, and v
     does not stick at a reply that it happens to start from.
 
-    iterations: at most this number.
-    tolerance: stop after a step shorter than this number of median distances.
-    weighted: w_i are the clients' weights, numbers of examples unless a method says otherwise;
-        false: all alike.
+    Args:
+        iterations: Iterations at most.
+        tolerance: Stop after a step shorter than this number of median distances.
+        weighted: Whether w_i are the clients' weights, which are numbers of examples unless a part
+            replaces them; otherwise all are equal.
     """
     check_range(iterations >= 1, "geometric_median", "iterations", "of at least 1", iterations)
     check_range(
@@ -56,8 +58,8 @@ def geometric_median(
             raise AggregationFailed(
                 f"geometric_median: client {client} has {float(weights.max()):.0%} of the"
                 " weight and would decide alone;"
-                " geometric_median(weighted=false) counts all alike, and round.weight_cap"
-                " limits what clients claim"
+                " geometric_median(weighted=false) weights all equally, and round.weight_cap"
+                " limits the weights that clients claim"
             )
         return find_geometric_median(weights, replies.delta(srv.start), iterations, tolerance)
 
@@ -79,7 +81,14 @@ def geometric_median(
 def find_geometric_median(
     weights: Tensor, stacked: Params, iterations: int, tolerance: float
 ) -> Params:
-    """weights: [k], summing to 1; stacked: [k, ...] -> [...]"""
+    """Minimize the weighted sum of distances to k models.
+
+    Args:
+        weights: [k], summing to 1.
+        stacked: The models, [k, ...].
+        iterations: Iterations at most.
+        tolerance: Stop after a step shorter than this number of median distances.
+    """
     at = reduce_columns(lambda values: weighted_median(values.double(), weights), stacked)
     away = distances_from(at, stacked)  # [k]
     scale = float(weighted_median(away.unsqueeze(1), weights))
@@ -96,5 +105,5 @@ def find_geometric_median(
 
 
 def average(shares: Tensor, values: Tensor) -> Tensor:
-    """shares: [k]; values: [k, c] -> [c] float64"""
+    """The mean of values [k, c] with shares [k]. -> [c] float64"""
     return (shares.unsqueeze(1) * values.double()).sum(dim=0)

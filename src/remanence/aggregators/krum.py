@@ -1,8 +1,8 @@
 """Krum and Multi-Krum: the replies that lie closest to their neighbors.
 
 Blanchard, El Mhamdi, Guerraoui and Stainer, "Machine learning with adversaries: Byzantine tolerant
-gradient descent", NeurIPS 2017. Whole models are chosen or left out, so a client whose data differ
-from the others' is easily taken for a hostile one: compare the rare classes.
+gradient descent", NeurIPS 2017. Whole models are chosen or excluded, so a client whose data differ
+from the others' is easily taken for a hostile one: compare accuracies on rare classes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from remanence.aggregators.coordinatewise import squared_distances
 from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ServerContext
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
-from remanence.core.slots import Part, ServerContext
+from remanence.core.slots import Part
 from remanence.core.types import Reply
 
 
 @part
 def krum(*, byzantine: int = 1) -> Part:
-    """The one reply with the smallest sum of squared distances to its n - f - 2 closest others; of
-    equal ones, the client with the lower number.
+    """The reply with the smallest sum of squared distances to its n - f - 2 closest others; ties go
+    to the client with the lower number.
 
-    byzantine: f, how many hostile replies it shall withstand; n >= 2 f + 3 replies are needed.
+    Args:
+        byzantine: f, the number of hostile replies to withstand; it needs n >= 2 f + 3 replies.
     """
     check_range(byzantine >= 0, "krum", "byzantine", "of at least 0", byzantine)
 
@@ -42,12 +44,11 @@ def krum(*, byzantine: int = 1) -> Part:
 
 @part
 def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
-    """The plain mean of the `keep` replies with the best scores of Krum: between Krum (1) and a
-    mean.
+    """The unweighted mean of the `keep` replies with the best scores of Krum.
 
-    byzantine: f, how many hostile replies it shall withstand; n >= 2 f + 3 replies are needed.
-    keep: m, at most n - f - 2, beyond which a hostile reply may be among them; 0: exactly that
-        many.
+    Args:
+        byzantine: f, the number of hostile replies to withstand; it needs n >= 2 f + 3 replies.
+        keep: m, at most n - f - 2, because a hostile reply may be among more; 0: n - f - 2.
     """
     check_range(byzantine >= 0, "multi_krum", "byzantine", "of at least 0", byzantine)
     check_range(keep >= 0, "multi_krum", "keep", "of at least 0", keep)
@@ -78,18 +79,23 @@ def average_closest(replies: Reply, srv: ServerContext, byzantine: int, keep: in
 def sum_closest(distances: Tensor, byzantine: int) -> Tensor:
     """Each reply's score: the sum of squared distances to its n - f - 2 closest others.
 
+    Args:
+        distances: Squared distances between replies, [n, n].
+        byzantine: f.
+
+    Returns:
+        [n].
+
     >>> sum_closest(torch.tensor([[0.0, 1.0, 9.0], [1.0, 0.0, 4.0], [9.0, 4.0, 0.0]]), byzantine=0)
     tensor([1., 1., 4.])
-
-    distances: [n, n] -> [n]
     """
     itself, others = 1, len(distances) - byzantine - 2
     return distances.sort(dim=1).values[:, itself : itself + others].sum(dim=1)
 
 
 def choose_lowest(scores: Sequence[float], clients: Sequence[int], keep: int) -> list[int]:
-    """The places of the `keep` lowest scores, in the order of clients: two that are each other's
-    closest tie exactly, so numbers decide.
+    """The positions of the `keep` lowest scores, in the order of clients. Two replies that are each
+    other's closest tie exactly; the lower client number wins.
 
     >>> choose_lowest([1.0, 1.0, 4.0], [8, 3, 5], keep=1)
     [1]

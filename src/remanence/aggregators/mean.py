@@ -1,4 +1,7 @@
-"""The weighted mean: what a server does with replies unless a method says otherwise."""
+"""The weighted mean of the replies, which a server computes unless a part replaces it.
+
+`training/server_step.py` normalizes the weights, averages the buffers and applies the update.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.contexts import ServerContext
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import Aggregate, ServerContext
+from remanence.core.slots import Aggregate
 from remanence.core.types import Reply
 
 

@@ -1,8 +1,8 @@
-"""Median and trimmed mean: every coordinate for itself, without the values at the ends.
+"""Coordinate-wise median and trimmed mean: extreme values of each coordinate are excluded.
 
-Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018. A
-coordinate of the new model lies within the range of the honest clients' ones. What a minority alone
-has learned, such as a class that few clients hold, is an end too, and goes with the rest.
+Yin et al., "Byzantine-robust distributed learning: towards optimal statistical rates", ICML 2018.
+Each coordinate of the new model lies within the range of the honest clients'. What only a minority
+has learned, such as a class that few clients hold, is extreme too and is also excluded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from torch import Tensor
 from remanence.aggregators.coordinatewise import median_of, reduce_columns
 from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core.compose import part
+from remanence.core.contexts import ServerContext
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
-from remanence.core.slots import Part, ServerContext
+from remanence.core.slots import Part
 from remanence.core.types import Reply
 
 
@@ -25,8 +26,8 @@ def median() -> Part:
     """x_j <- x_j + median_i (y_ij - x_j) for every coordinate j; of an even number of replies, the
     mean of the two in the middle.
 
-    Withstands any minority of hostile replies, and so needs three replies or more. All clients
-    count alike, whatever number of examples they claim.
+    It withstands any minority of hostile replies, and so needs at least three replies. All clients
+    have the same weight, whatever number of examples they claim.
     """
     guarded = MinimumReplies(
         "median", 3, "a majority of one is none", "take the mean (fedavg)", False, take_median
@@ -43,11 +44,12 @@ def trimmed_mean(*, fraction: float = 0.1) -> Part:
     """For every coordinate, the mean without the floor(fraction * k) largest and as many smallest
     of k replies.
 
-    Withstands that number of hostile replies; where it would be 0, nothing would be cut and the
-    promise would be empty, so fewer than 1 / fraction replies are refused. All clients count alike,
-    whatever number of examples they claim.
+    It withstands that number of hostile replies. Fewer than 1 / fraction replies are not
+    aggregated, because none would be cut. All clients have the same weight, whatever number of
+    examples they claim.
 
-    fraction: cut at each end, above 0 and below a half.
+    Args:
+        fraction: Share cut at each end, above 0 and below a half.
     """
     check_range(0 < fraction < 0.5, "trimmed_mean", "fraction", "above 0 and below 0.5", fraction)
 
@@ -77,7 +79,7 @@ def count_cut(replies: int, fraction: float) -> int:
 
 
 def trim(values: Tensor, cut: int) -> Tensor:
-    """The mean of every column without `cut` values at each end. values: [k, c] -> [c]"""
+    """The mean of every column of values [k, c] without `cut` values at each end. -> [c]"""
     kept = values.sort(dim=0).values[cut : len(values) - cut]
     # a rounded mean of equal numbers may lie beyond them
     return kept.mean(dim=0).clamp(kept[0], kept[-1])

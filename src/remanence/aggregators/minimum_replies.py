@@ -1,9 +1,7 @@
-"""Aggregators that promise something: how many replies the promise takes, and what happens where
-there are fewer.
+"""Robust aggregators and the least number of replies for which their guarantee holds.
 
-A robust aggregator that becomes weaker when clients drop out protects no one. So each knows the
-least number of replies for which it holds: an experiment that can never reach it is
-refused before it starts, and a round that does not is abandoned.
+An experiment whose cohorts are smaller is rejected before it starts; a round with fewer replies is
+abandoned.
 """
 
 from __future__ import annotations
@@ -15,27 +13,34 @@ from torch import Tensor
 
 from remanence.aggregators.coordinatewise import median_of, reduce_columns
 from remanence.core.compose import ComposedMethod
+from remanence.core.contexts import ServerContext
 from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.pytree import Params
-from remanence.core.slots import Aggregate, ServerContext
+from remanence.core.slots import Aggregate
 from remanence.core.types import Reply
 
-RobustRule = Callable[
-    [Tensor, Reply, ServerContext], Params
-]  # (weights [k], replies, srv) -> delta
+# (weights [k], replies, srv) -> delta
+RobustRule = Callable[[Tensor, Reply, ServerContext], Params]
 
 
 @dataclass(frozen=True)
 class MinimumReplies:
-    """A way to combine the replies of a round, seen all at once. It stands where
-    `Aggregate.partial` stands.
+    """An aggregation that needs all replies of a round at once. It fills `Aggregate.partial`.
+
+    Args:
+        name: The part's name, for messages.
+        minimum: The least number of replies for which the guarantee holds.
+        why: Where that number comes from, in words.
+        cure: What else a user may change.
+        weighted: Whether the clients' weights count.
+        rule: Computes the update of the model.
     """
 
     name: str
-    minimum: int  # replies for which the promise holds
-    why: str  # where that number comes from, in words
-    cure: str  # what else a user may change
-    weighted: bool  # do the clients' weights count?
+    minimum: int
+    why: str
+    cure: str
+    weighted: bool
     rule: RobustRule
 
     def __call__(self, weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
@@ -47,39 +52,41 @@ class MinimumReplies:
         return self.rule(weights, replies, srv)
 
     def check_cohort(self, clients: int) -> None:
-        """Refuse an experiment whose rounds ask too few clients."""
+        """Raise `InputError` for an experiment that samples too few clients."""
         if clients < self.minimum:
             raise InputError(
                 f"{self.name} needs {self.minimum} clients in a round ({self.why}) and there"
                 f" are {clients}:"
-                f" ask more of them (clients.count, clients.sample) or {self.cure}"
+                f" sample more of them (clients.count, clients.sample) or {self.cure}"
             )
 
 
 def aggregate_with_minimum(guarded: MinimumReplies) -> Aggregate:
-    """The slot of a part, filled."""
+    """The aggregation that a part fills its slot with."""
     return Aggregate(guarded, lambda delta, srv: delta, median_buffers)
 
 
 def median_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
-    """Statistics and counters under any of these aggregators: the median of each, because a norm
-    over the whole model would not see a single bad variance.
+    """The median of each buffer: a norm over the whole model would miss a single bad variance.
 
-    current: [...]; sent: [k, ...]; weights: [k], claims that a median does not need
+    Args:
+        current: The server's buffers.
+        sent: The clients' buffers, [k, ...].
+        weights: [k], which a median does not use.
     """
     return current | reduce_columns(median_of, sent)
 
 
 def minimum_of(method: ComposedMethod) -> MinimumReplies | None:
-    """The promise of a method's aggregator, where it makes one."""
+    """The method's aggregation if it is robust; else None."""
     owner = method.part_filling("aggregate")
     found = None if owner is None or owner.aggregate is None else owner.aggregate.partial
     return found if isinstance(found, MinimumReplies) else None
 
 
 def check_cohort(method: ComposedMethod, clients: int) -> None:
-    """Refuse a method whose aggregator cannot keep its promise with this number of clients in a
-    round, or that would ignore another part's weights.
+    """Raise `InputError` for a robust aggregation that gets too few replies, or would ignore the
+    weights of another part.
     """
     guarded, weighs = minimum_of(method), method.part_filling("client_weights")
     if guarded is None:

@@ -1,8 +1,8 @@
-"""Norm clipping: no client moves the model further than a limit, then the mean.
+"""Norm clipping: the mean of updates whose norms are limited.
 
-Sun, Kairouz, Suresh and McMahan, "Can you really backdoor federated learning?", 2019. It keeps
-every client's voice, also that of rare classes, and bounds how loud it is; it does not find out who
-is hostile.
+Sun, Kairouz, Suresh and McMahan, "Can you really backdoor federated learning?", 2019. Every client
+contributes, also those with rare classes, and each contribution is bounded; hostile clients are not
+detected.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from remanence.aggregators.coordinatewise import distances_from, median_of
 from remanence.aggregators.minimum_replies import MinimumReplies, aggregate_with_minimum
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ServerContext
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
-from remanence.core.slots import Part, ServerContext
+from remanence.core.slots import Part
 from remanence.core.types import Reply
 
 
@@ -27,8 +28,9 @@ def norm_clip(*, limit: float = 0.0) -> Part:
 
     The weights are claims: see round.weight_cap.
 
-    limit: the longest way of a client; 0: the median of the round's, which a hostile minority
-        cannot push beyond the honest ones and which needs three replies.
+    Args:
+        limit: The largest norm of an update; 0: the median norm of the round, which a hostile
+            minority cannot move beyond the honest clients' and which needs three replies.
     """
     check_range(limit >= 0, "norm_clip", "limit", "of at least 0", limit)
 
@@ -45,12 +47,17 @@ def norm_clip(*, limit: float = 0.0) -> Part:
 
 
 def clip_factors(norms: Tensor, limit: float) -> Tensor:
-    """By how much each way is shortened; limit 0 stands for the median.
+    """The factor by which each update is scaled.
+
+    Args:
+        norms: Norms of the updates, [k].
+        limit: The largest norm; 0: their median.
+
+    Returns:
+        [k].
 
     >>> clip_factors(torch.tensor([1.0, 2.0, 8.0]), limit=0.0)
     tensor([1.0000, 1.0000, 0.2500])
-
-    norms: [k] -> [k]
     """
     longest = (
         torch.full_like(norms, limit) if limit else median_of(norms.unsqueeze(1)).expand_as(norms)

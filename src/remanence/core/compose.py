@@ -8,72 +8,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ParamSpec
 
 from remanence.core import expressions
-from remanence.core.declarations import (
-    CLIENT,
-    EACH_PASS,
-    EACH_ROUND,
-    EACH_TIME_STEP,
-    EXAMPLE,
-    LABEL_COUNTS,
-    MODEL,
-    REVEALS,
-    SERVER,
-    Mechanism,
-)
-from remanence.core.errors import InputError
-from remanence.core.slots import (
-    STAGES,
-    Context,
-    Method,
-    Optimizer,
-    Part,
-    PeerContext,
-    ServerContext,
-)
+from remanence.core.contexts import Context, PeerContext, ServerContext
+from remanence.core.declarations import Mechanism
+from remanence.core.method_checks import check
+from remanence.core.slots import STAGES, Method, Optimizer, Part
 from remanence.core.types import TaskInfo
-
-# slots that at most one part of a method fills, and what messages call them
-EXCLUSIVE_SLOTS = {
-    "loss": "loss",
-    "gradient": "computation of the gradient",
-    "optimizer": "local optimizer",
-    "client_weights": "weights of the clients",
-    "aggregate": "aggregation of replies",
-    "server_update": "server's optimizer",
-    "server_train": "training at the server",
-    "phases": "phases of local training",
-    "peers": "choice of peers",
-    "model_assignment": "assignment of clients to global models",
-    "privatize_stats": "protection of label counts",
-    "personalize": "fine-tuning of personal models",
-}
-# slots that have no meaning without a server
-SERVER_SLOTS = (
-    "client_weights",
-    "aggregate",
-    "server_update",
-    "server_train",
-    "update_server_state",
-    "server_state",
-    "broadcast",
-    "model_assignment",
-    "personalize",
-)
-# slots that belong to a single global model
-STATEFUL_SERVER_SLOTS = (
-    "server_state",
-    "broadcast",
-    "server_train",
-    "update_server_state",
-    "personal",
-    "personalize",
-)
 
 P = ParamSpec("P")
 
@@ -111,72 +55,6 @@ def parse_method(text: str, table: Mapping[str, Callable[..., Part]]) -> Method:
             )
         )
     )
-
-
-def check(method: Method) -> Method:
-    """Raise `InputError` for parts that do not fit together; return the method."""
-    for name, count in Counter(p.name for p in method.parts).items():
-        if count > 1:
-            raise InputError(f"method {describe(method)!r} has {name} twice: write it once")
-    for slot, words in EXCLUSIVE_SLOTS.items():
-        filled = [p.name for p in method.parts if getattr(p, slot) is not None]
-        if len(filled) > 1:
-            raise InputError(
-                f"{filled[0]} and {filled[1]} cannot be combined: both replace the {words};"
-                " keep one of them"
-            )
-    without_server = next((p.name for p in method.parts if p.peers is not None), None)
-    for p in method.parts if without_server else ():
-        wanted = next((slot for slot in SERVER_SLOTS if getattr(p, slot) is not None), None)
-        if wanted or p.centralized:
-            raise InputError(
-                f"{without_server} and {p.name} cannot be combined: {p.name} works at a"
-                f" server, and {without_server} has none; keep one of them"
-            )
-    with_several = next((p.name for p in method.parts if p.model_assignment is not None), None)
-    for p in method.parts if with_several else ():
-        if p.name != with_several and (
-            p.centralized or any(getattr(p, slot) is not None for slot in STATEFUL_SERVER_SLOTS)
-        ):
-            raise InputError(
-                f"{with_several} and {p.name} cannot be combined: {with_several} has"
-                f" several global models, and {p.name} is made for one; keep one of them"
-            )
-    for p in method.parts:
-        for transform in p.transforms:
-            if transform.stage not in STAGES:
-                raise InputError(
-                    f"{p.name}: a transform's stage is one of {', '.join(STAGES)}, not"
-                    f" {transform.stage!r}"
-                )
-        _check_declarations(p)
-    return method
-
-
-def _check_declarations(p: Part) -> None:
-    for path, disclosure in p.discloses.items():
-        if disclosure.reveals not in REVEALS:
-            raise InputError(
-                f"{p.name}: {path} reveals one of {', '.join(REVEALS)}, not {disclosure.reveals!r}"
-            )
-    for mechanism in p.mechanisms:
-        # a mistyped word would hide noise from the accountant, or from sites that draw it in secret
-        for field, allowed in (
-            ("unit", (CLIENT, EXAMPLE)),
-            ("covers", (MODEL, LABEL_COUNTS, *p.discloses)),
-            ("drawn_at", (CLIENT, SERVER)),
-            ("spent", (EACH_PASS, EACH_ROUND, EACH_TIME_STEP)),
-        ):
-            if getattr(mechanism, field) not in allowed:
-                raise InputError(
-                    f"{p.name}: {field} of a Mechanism is one of {', '.join(allowed)}, not"
-                    f" {getattr(mechanism, field)!r}"
-                )
-        if mechanism.covers == LABEL_COUNTS and p.privatize_stats is None:
-            raise InputError(
-                f"{p.name} declares noise on label counts and does not fill privatize_stats:"
-                " draw the noise there"
-            )
 
 
 def describe(method: Method) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from remanence.core.pytree import Params, Tree
 
 if TYPE_CHECKING:
-    from remanence.core.slots import ServerContext
+    from remanence.core.contexts import ServerContext
 
 
 class RemoteStore(Protocol):

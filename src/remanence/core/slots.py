@@ -1,4 +1,4 @@
-"""`Part`, the slots of a method, and what its functions can read and call.
+"""`Part` and the slots of a method. What its functions can read and call: `contexts.py`.
 
 A method is made of parts; a part is a named set of pure functions and numbers, one field for each
 slot. Client-side functions are written for one client, with tensors that have no client axis: an
@@ -10,84 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
+from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
 from remanence.core.declarations import UNDECLARED, Disclosure, Mechanism, Remedy
 from remanence.core.pytree import SEPARATOR, Params, Tree
 from remanence.core.rng import Key
 from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, TaskInfo
-
-
-class Context(NamedTuple):
-    """What a client-side function can read. `broadcast`, `client_state`, `tracker_state` and
-    `hyper` are those of the function's own part.
-    """
-
-    client: Tensor  # int64
-    round: Tensor  # int64, from 1
-    # the model this client starts from: the received one with its personal parameters
-    start: ModelState
-    broadcast: Tree  # what the server sent besides the model
-    client_state: Tree  # what this client keeps
-    tracker_state: Tree  # what the part's tracker holds after the steps so far
-    stats: ClientStats
-    step: Tensor  # int64, from 0, within the phase
-    steps: Tensor  # int64: local steps of the phase; in on_client_end, of all phases
-    hyper: dict[str, Tensor]  # the part's hyper-parameters
-    optimizer_hparams: dict[str, Tensor]  # of the optimizer: lr, momentum, weight_decay ...
-    key: Tensor  # of this client and step: fold in a word of your own before you draw
-    info: TaskInfo
-
-
-class Grad(Protocol):
-    """The gradient of the whole objective at `params`, with respect to them or to the inputs;
-    the batch may have soft targets.
-    """
-
-    def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...
-
-
-class PerExampleGrad(Protocol):
-    """The gradient of every example of a batch, each tensor [B, ...], and that of the
-    regularizers, which read no example.
-
-    An example's gradient must not depend on the client's other examples: parts that read label
-    counts are rejected.
-    """
-
-    def __call__(self, params: Params, batch: Batch) -> tuple[Params, Params]: ...
-
-
-class Forward(Protocol):
-    """Another model on the batch's inputs, or on `x`: evaluation mode, no gradient, no buffer
-    update; cached within a step.
-    """
-
-    def __call__(self, model: ModelState, x: Tensor | None = None) -> Output: ...
-
-
-class Predict(Protocol):
-    """A model on all of the client's examples of a split ("train" or "valid"), in evaluation
-    mode.
-    """
-
-    def __call__(self, model: ModelState, split: str = "train") -> tuple[Output, Batch]: ...
-
-
-class ClientOps(NamedTuple):
-    """What a client-side function can have the engine compute."""
-
-    grad: Grad
-    forward: Forward
-    predict: Predict
-    # how many plain gradient steps the local steps amount to, counted one step at a time:
-    # (None) -> first state, (state) -> next state
-    effective_steps: Callable[[Tree | None], Tree]
-    per_example_grad: PerExampleGrad
-
 
 Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
@@ -148,19 +80,6 @@ class Optimizer(NamedTuple):
     step: Callable[[Params, Params, Tree, Context], tuple[Params, Tree]]
 
 
-class ServerContext(NamedTuple):
-    """What a server-side function can read. `state` and `hyper` are those of the function's own
-    part.
-    """
-
-    round: int  # from 1
-    start: ModelState  # the model the clients received
-    state: Tree
-    hyper: dict[str, Tensor]
-    key: Key
-    info: TaskInfo
-
-
 class Aggregate(NamedTuple):
     """The aggregation of replies to one update of the global model, in two halves so that workers
     can compute partial sums.
@@ -182,77 +101,9 @@ ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
 UpdateServerState = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model is made
 
-# (output, batch, index, loss_args) -> loss [B]; `index` [B] are positions in the public set,
-# `loss_args` those of the call of `fit`
-PublicLoss = Callable[[Output, Batch, Tensor, Tree], Tensor]
-
-
-class Fit(Protocol):
-    """Server-side training on the public set: minimizes the mean of `loss(out, batch, index,
-    loss_args)`.
-
-    Steps are captured once and replayed in every round, so the loss must read everything that
-    changes between rounds from `loss_args`. Frozen parameters stay.
-
-    Args:
-        model: The model to start from.
-        loss: The loss of each example.
-        loss_args: Tensors that `loss` reads.
-        epochs: Epochs over the public set, if `steps` is 0.
-        steps: Steps.
-        batch: Batch size; 0: that of the clients.
-        optimizer: None: that of the clients, with their learning rate.
-        cosine: Whether the learning rate decreases to 0 by half a cosine.
-        validation: Fraction of the public set on which the accuracy is evaluated.
-        patience: Stop after this many steps without a better accuracy and return the best model;
-            0: never.
-    """
-
-    def __call__(
-        self,
-        model: ModelState,
-        loss: PublicLoss,
-        loss_args: Tree,
-        *,
-        epochs: int = 0,
-        steps: int = 0,
-        batch: int = 0,
-        optimizer: Optimizer | None = None,
-        cosine: bool = False,
-        validation: float = 0.0,
-        patience: int = 0,
-    ) -> ModelState: ...
-
-
-class ServerOps(NamedTuple):
-    """What a server-side function can have the engine compute on the public set."""
-
-    fit: Fit
-    # stacked models [m, ...] -> logits on the whole public set [m, n, C]
-    predict_logits: Callable[[ModelState], Tensor]
-    labels: Tensor  # of the public set [n]; -1 where it has none
-    # the clients' models, stacked, with the parameters that clients do not send
-    local_models: Callable[[Reply], ModelState]
-
 
 # (merged, previous, replies, ops, srv) -> model
 ServerTrain = Callable[[ModelState, ModelState, Reply, ServerOps, ServerContext], ModelState]
-
-
-class PeerContext(NamedTuple):
-    """What a function that selects peers can read: all K clients at once, so that it needs no
-    loop over them.
-    """
-
-    round: int  # from 1, within the time step
-    state: Tree  # the part's state of all clients, [K, ...]
-    # [K, K] bool: can client k reach client j in this round? False on the diagonal
-    adjacency: Tensor
-    # [K] int64: the cluster of each client's data, which no client of a real federation knows
-    true_cluster: Tensor
-    hyper: dict[str, Tensor]
-    key: Key
-    info: TaskInfo
 
 
 class PeerAverage(NamedTuple):
@@ -346,15 +197,13 @@ class Part:
     frozen: Callable[[TaskInfo], Sequence[str]] | None = None
     # parameters and buffers that every client keeps and never sends
     personal: Callable[[TaskInfo], Sequence[str]] | None = None
-    # a client's first state, which fixes names, shapes and dtypes
+    # a client's first state, and what one client sends besides the model: names, shapes, dtypes
     client_state: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
-    # names, shapes and dtypes of what one client sends besides the model
     payload: Callable[[ModelState, TaskInfo], Tree] | None = None
     server_state: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first state
     # what the server sends besides the model
     broadcast: Callable[[ServerContext], Tree] | None = None
-    # before a run
-    # (network, classes) -> the network this method needs
+    # before a run: (network, classes) -> the network this method needs
     modify_model: Callable[[Any, int], Any] | None = None
     # raises InputError where the method cannot work
     validate: Callable[[Optimizer, TaskInfo], None] | None = None
@@ -392,7 +241,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Method:
-    """Parts joined by `+`. Whether they fit together is checked by `compose.check`."""
+    """Parts joined by `+`. Whether they fit together is checked by `method_checks.check`."""
 
     parts: tuple[Part, ...]
 

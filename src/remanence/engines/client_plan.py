@@ -11,9 +11,10 @@ from torch import Tensor
 
 from remanence.core import pytree, rng
 from remanence.core.compose import BoundHook
+from remanence.core.contexts import Context
 from remanence.core.engine import ClientWork
 from remanence.core.pytree import Tree
-from remanence.core.slots import Accept, Context, Phase
+from remanence.core.slots import Accept, Phase
 from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.data.batches import BatchPlan, count_steps, plan_batches, plan_batches_many
 from remanence.training.task import TrainingTask

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree as trees
+from remanence.core.contexts import Context
 from remanence.core.pytree import Params
-from remanence.core.slots import Context
 from remanence.core.types import Batch
 from remanence.data.batches import Examples
 from remanence.engines.vector_steps import (

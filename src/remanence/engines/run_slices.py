@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.contexts import Context
 from remanence.core.engine import ClientWork
 from remanence.core.pytree import Tree
-from remanence.core.slots import Context, Phase
+from remanence.core.slots import Phase
 from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.engines import client_plan
 from remanence.engines.vector_steps import context_dims

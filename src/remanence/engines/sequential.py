@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from remanence.core import memory_format, pytree, rng
+from remanence.core.contexts import Context
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import Context, Phase
+from remanence.core.slots import Phase
 from remanence.core.types import Batch, ModelState, Reply
 from remanence.data.batches import BatchPlan
 from remanence.engines import client_plan, evaluation

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remanence.core.contexts import Context
 from remanence.core.errors import first_line
 from remanence.core.model import Model
 from remanence.core.pytree import Params
-from remanence.core.slots import Context
 from remanence.core.types import ModelState
 from remanence.engines.compiled_eval import compile_for_eval
 from remanence.engines.frozen_prefix import PrefixSplit, find_split

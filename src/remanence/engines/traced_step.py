@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from remanence.core.contexts import Context
 from remanence.core.pytree import Params
-from remanence.core.slots import Context
 from remanence.core.types import Batch
 from remanence.kernels.torch_internals import torch_pytree as pytree
 from remanence.kernels.trace import TracedFunction

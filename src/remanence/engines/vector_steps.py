@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from remanence.core import pytree
+from remanence.core.contexts import Context
 from remanence.core.pytree import Params
 from remanence.core.rng import fold_in_batch
-from remanence.core.slots import Context
 from remanence.core.types import Batch, ModelState
 from remanence.engines.client_plan import to_device
 from remanence.training.client_step import TrainState, train_step

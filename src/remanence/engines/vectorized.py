@@ -18,10 +18,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from remanence.core import pytree
+from remanence.core.contexts import Context
 from remanence.core.engine import ClientWork
 from remanence.core.errors import RunFailed, first_line
 from remanence.core.pytree import Tree
-from remanence.core.slots import Context, Phase
+from remanence.core.slots import Phase
 from remanence.core.types import ModelState, Reply
 from remanence.engines import client_plan, run_slices
 from remanence.engines.cuda_graphs import GraphedPhase

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from remanence.core import pytree
+from remanence.core.contexts import ServerContext
 from remanence.core.declarations import CLIENT, LABEL_COUNTS, SERVER, UNDECLARED
 from remanence.core.rng import Key
-from remanence.core.slots import Part, ServerContext
+from remanence.core.slots import Part
 from remanence.core.types import ClientStats
 from remanence.experiment.build import BuiltExperiment
 from remanence.flower.site_storage import SiteStorage

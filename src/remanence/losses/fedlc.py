@@ -1,5 +1,5 @@
-"""FedLC, calibrated logits: the rarer a class is at a client, the larger the margin its logit must
-win by.
+"""FedLC, calibrated logits: the rarer a class is at a client, the larger the margin that its logit
+needs.
 
 Zhang et al., "Federated learning with label distribution skew via logits calibration", ICML 2022.
 
@@ -13,19 +13,21 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import Context
 from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.ranges import check_range
-from remanence.core.slots import Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch, Output
 from remanence.losses.softmax import weighted_softmax_loss
 
 
 @part
 def fedlc(*, tau: float = 1.0) -> Part:
-    """Cross-entropy over z_c - tau * n_c^(-1/4), with n_c how many training examples of class c the
-    client has.
+    """Cross-entropy over z_c - tau * n_c^(-1/4), with n_c the number of the client's training
+    examples of class c.
 
-    tau: the strength of the calibration.
+    Args:
+        tau: Strength of the calibration.
     """
     check_range(tau > 0, "fedlc", "tau", "above 0 (without calibration it is tce)", tau)
     return Part(
@@ -40,6 +42,6 @@ def fedlc(*, tau: float = 1.0) -> Part:
 
 def calibrated(out: Output, batch: Batch, ctx: Context) -> Tensor:
     counts = ctx.stats.label_counts
-    # [C]; of absent classes any finite number will do: their weight is 0
+    # [C]; the margin of an absent class has no effect, because its weight is 0
     margin = ctx.hyper["tau"] * counts.clamp(min=1) ** -0.25
     return weighted_softmax_loss(out.logits - margin, batch.y, (counts > 0).to(out.logits.dtype))

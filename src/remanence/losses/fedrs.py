@@ -1,11 +1,11 @@
-"""FedRS, the restricted softmax: classes the client lacks enter with logits scaled down, so that
-they are pushed away less.
+"""FedRS, the restricted softmax: the logits of classes that a client lacks are scaled down, so that
+local training lowers them less.
 
 Li and Zhan, "FedRS: federated learning with restricted softmax for label distribution non-IID
 data", KDD 2021.
 
 Reading: the paper scales the scores w_c * h of a classifier without bias; here the whole logit is
-    scaled, its bias included.
+scaled, its bias included.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
+from remanence.core.contexts import Context
 from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.ranges import check_range
-from remanence.core.slots import Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch, Output
 
 
@@ -25,7 +26,8 @@ from remanence.core.types import Batch, Output
 def fedrs(*, alpha: float = 0.5) -> Part:
     """Cross-entropy over z_c for the classes the client has and alpha * z_c for those it lacks.
 
-    alpha: 1 is plain cross-entropy, 0 is masked_ce.
+    Args:
+        alpha: The scale; 1 is plain cross-entropy, 0 is masked_ce.
     """
     check_range(0 <= alpha <= 1, "fedrs", "alpha", "from 0 to 1", alpha)
     return Part(

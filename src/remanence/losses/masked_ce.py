@@ -3,10 +3,9 @@
 Part of HeteroFL: Diao, Ding, Tarokh, "HeteroFL: computation and communication efficient federated
 learning for heterogeneous clients", ICLR 2021.
 
-Reading: masked logits are replaced by the number 0, not taken out. They get no gradient, as in TCE,
-but m absent classes leave m * exp(0) in the denominator, an opponent that never moves. So unlike
-TCE the loss depends on the level of the logits, and a client of one class still pushes its logit
-up.
+Reading: masked logits are set to 0, not removed. They get no gradient, as in TCE, but m absent
+classes leave the constant m * exp(0) in the denominator. Unlike TCE, the loss therefore depends on
+the level of the logits, and a client with a single class still raises its logit.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from remanence.core.compose import part
+from remanence.core.contexts import Context
 from remanence.core.declarations import ABSENT_CLASSES, Remedy
-from remanence.core.slots import Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch, Output
 
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import Context
 from remanence.core.declarations import ABSENT_CLASSES, Remedy
-from remanence.core.slots import Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch, Output
 from remanence.losses.softmax import weighted_softmax_loss
 
@@ -29,7 +30,9 @@ def wsm() -> Part:
         loss=re_weighted,
         reads_label_counts=True,
         reads_inputs=False,
-        addresses=(Remedy(ABSENT_CLASSES, "a client then says nothing about classes it lacks"),),
+        addresses=(
+            Remedy(ABSENT_CLASSES, "local training then leaves the classes it lacks alone"),
+        ),
     )
 
 

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.declarations import Disclosure
 from remanence.core.pytree import Tree
-from remanence.core.slots import ClientOps, Context, Part, StepTracker
+from remanence.core.slots import Part, StepTracker
 from remanence.core.types import Batch, ModelState, Output, TaskInfo
 
 EVENTS = ("right_to_wrong", "margin_rise")

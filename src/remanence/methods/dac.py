@@ -18,10 +18,11 @@ import math
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import PeerContext
 from remanence.core.declarations import MIXING, PEER_DRIFT, Remedy
 from remanence.core.pytree import Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import Part, PeerAverage, PeerContext, PeerSelection
+from remanence.core.slots import Part, PeerAverage, PeerSelection
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity
 from remanence.peers.peer_sampling import sample_weighted

@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import ServerContext, ServerOps
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import Optimizer, Part, ServerContext, ServerOps
+from remanence.core.slots import Optimizer, Part
 from remanence.core.types import Batch, ModelState, Output, Reply, TaskInfo
 from remanence.losses.dynamic_distillation import distill
 from remanence.optimizers.adam import adam

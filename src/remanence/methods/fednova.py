@@ -18,18 +18,11 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.declarations import AGGREGATION, Disclosure, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import (
-    Aggregate,
-    ClientOps,
-    Context,
-    Optimizer,
-    Part,
-    ServerContext,
-    StepTracker,
-)
+from remanence.core.slots import Aggregate, Optimizer, Part, StepTracker
 from remanence.core.types import Batch, ModelState, Reply, TaskInfo
 
 

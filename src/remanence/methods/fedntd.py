@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.declarations import ABSENT_CLASSES, Remedy
 from remanence.core.ranges import check_range
-from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch, Output
 
 

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import Context
 from remanence.core.declarations import HELD_CLASSES, Remedy
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
-from remanence.core.slots import Context, Part
+from remanence.core.slots import Part
 
 
 @part

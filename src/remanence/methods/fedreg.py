@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from remanence.aggregators.mean import uniform_weights
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
-from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch
 
 # A gradient with a smaller squared norm is rounding error: in a client's first step the gradient on

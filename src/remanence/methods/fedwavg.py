@@ -20,6 +20,7 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.declarations import (
     AGGREGATION,
     CLIENT,
@@ -31,7 +32,7 @@ from remanence.core.declarations import (
 )
 from remanence.core.pytree import Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import ClientOps, Context, Part, ServerContext
+from remanence.core.slots import Part
 from remanence.core.types import ClientStats, ModelState, Reply, TaskInfo
 
 

@@ -27,10 +27,11 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context, ServerContext, ServerOps
 from remanence.core.declarations import AGGREGATION, Disclosure, Remedy
 from remanence.core.pytree import Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import ClientOps, Context, Part, ServerContext, ServerOps
+from remanence.core.slots import Part
 from remanence.core.types import Batch, ModelState, Output, Reply, TaskInfo
 from remanence.losses.dynamic_distillation import distill, label_shares
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import PeerContext
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.slots import Part, PeerAverage, PeerContext, PeerSelection
+from remanence.core.slots import Part, PeerAverage, PeerSelection
 from remanence.core.types import TaskInfo
 from remanence.peers.peer_sampling import sample_uniform
 

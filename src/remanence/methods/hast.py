@@ -24,18 +24,11 @@ import torch
 from torch import Tensor
 
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context, PeerContext
 from remanence.core.declarations import DRIFT, MIXING, PEER_DRIFT, Remedy
 from remanence.core.pytree import Tree, weighted_mean
 from remanence.core.ranges import check_range
-from remanence.core.slots import (
-    ClientOps,
-    Context,
-    Part,
-    PeerAverage,
-    PeerContext,
-    PeerSelection,
-    Phase,
-)
+from remanence.core.slots import Part, PeerAverage, PeerSelection, Phase
 from remanence.core.types import ModelState, TaskInfo
 from remanence.methods.gossip import MODELS, check_peers
 from remanence.peers import similarity

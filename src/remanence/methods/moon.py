@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch, ClientStats, ModelState, Output, TaskInfo
 
 

@@ -25,10 +25,11 @@ from torch import Tensor
 from remanence.aggregators.mean import uniform_weights
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.declarations import HELD_CLASSES, Disclosure, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import ClientOps, Context, Optimizer, Part, ServerContext, Transform
+from remanence.core.slots import Optimizer, Part, Transform
 from remanence.core.types import Batch, ModelState, Reply, TaskInfo
 
 # examples in one chunk of a full gradient, so that memory does not grow with a client's data

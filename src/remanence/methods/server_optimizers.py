@@ -23,9 +23,10 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import part
+from remanence.core.contexts import ServerContext
 from remanence.core.pytree import Params, Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import Part, ServerContext, ServerUpdate
+from remanence.core.slots import Part, ServerUpdate
 from remanence.core.types import ModelState, TaskInfo
 
 # (v, update squared, hyper) -> v

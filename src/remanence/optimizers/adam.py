@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from remanence.core.contexts import Context
 from remanence.core.pytree import Params, Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import Context, Optimizer
+from remanence.core.slots import Optimizer
 
 
 def adam(
@@ -64,25 +65,25 @@ def _adam(
         }
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
-        rule = ctx.optimizer_hparams
+        hparams = ctx.optimizer_hparams
         w, g = flatten(params), flatten({name: grads[name] for name in params})
         if weight_decay:
             if decoupled:
-                w = w * (1 - rule["lr"] * rule["weight_decay"])
+                w = w * (1 - hparams["lr"] * hparams["weight_decay"])
             else:
-                g = rule["weight_decay"] * w + g
-        # multiplied from step to step: of a power of the number of steps, the compiler makes one
-        # for every few parameters
+                g = hparams["weight_decay"] * w + g
+        # powers are updated from step to step: the compiler would compute beta ** step again for
+        # every few parameters
         beta1_power, beta2_power = (
-            slots["beta1_power"] * rule["beta1"],
-            slots["beta2_power"] * rule["beta2"],
+            slots["beta1_power"] * hparams["beta1"],
+            slots["beta2_power"] * hparams["beta2"],
         )
-        first = torch.lerp(slots["first"], g, 1 - rule["beta1"])
-        second = torch.lerp(slots["second"], g * g, 1 - rule["beta2"])
-        # on the step and on eps: two numbers, instead of on all of `second`
+        first = torch.lerp(slots["first"], g, 1 - hparams["beta1"])
+        second = torch.lerp(slots["second"], g * g, 1 - hparams["beta2"])
+        # applied to two numbers, the step size and eps, instead of to all of `second`
         correction = torch.sqrt(1 - beta2_power)
-        size = rule["lr"] * correction / (1 - beta1_power)
-        w = torch.addcdiv(w, -size * first, torch.sqrt(second) + rule["eps"] * correction)
+        size = hparams["lr"] * correction / (1 - beta1_power)
+        w = torch.addcdiv(w, -size * first, torch.sqrt(second) + hparams["eps"] * correction)
         return unflatten(w, params), {
             "first": first,
             "second": second,
@@ -95,8 +96,8 @@ def _adam(
 
 
 def flatten(params: Params) -> Tensor:
-    """All parameters as one vector: a dozen operations on it instead of on every one of them,
-    which is most of the time of a small network's step.
+    """All parameters as one vector: a dozen operations in all instead of a dozen for each of them,
+    which take most of the time of a small network's step.
     """
     return torch.cat([value.reshape(-1) for value in params.values()])
 

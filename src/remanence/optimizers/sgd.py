@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from remanence.core import pytree
+from remanence.core.contexts import Context
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import Context, Optimizer
+from remanence.core.slots import Optimizer
 
 
 def sgd(
@@ -23,14 +24,14 @@ def sgd(
         return {"velocity": pytree.zeros_like(params)} if momentum else {}
 
     def step(params: Params, grads: Params, slots: Tree, ctx: Context) -> tuple[Params, Tree]:
-        rule = ctx.optimizer_hparams
+        hparams = ctx.optimizer_hparams
         if weight_decay:
-            grads = pytree.axpy(rule["weight_decay"], params, grads)
+            grads = pytree.axpy(hparams["weight_decay"], params, grads)
         if momentum:
-            velocity = pytree.axpy(rule["momentum"], slots["velocity"], grads)
+            velocity = pytree.axpy(hparams["momentum"], slots["velocity"], grads)
             slots = {"velocity": velocity}
-            grads = pytree.axpy(rule["momentum"], velocity, grads) if nesterov else velocity
-        return pytree.axpy(-rule["lr"], grads, params), slots
+            grads = pytree.axpy(hparams["momentum"], velocity, grads) if nesterov else velocity
+        return pytree.axpy(-hparams["lr"], grads, params), slots
 
     return Optimizer(
         "sgd", {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}, init, step

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from remanence.core import pytree, rng
 from remanence.core.compose import part
+from remanence.core.contexts import ServerContext
 from remanence.core.declarations import CLIENT, EACH_ROUND, MODEL, SERVER, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.ranges import check_range
-from remanence.core.slots import Aggregate, Part, ServerContext
+from remanence.core.slots import Aggregate, Part
 from remanence.core.types import ModelState, Reply, TaskInfo
 from remanence.privacy.accountant import require_accounting
 
@@ -66,19 +67,15 @@ def dp(
     def clip_and_sum(weights: Tensor, replies: Reply, srv: ServerContext) -> Tree:
         reject_unprotected(replies)
         factors = clip_factors(norms_of(replies.delta(srv.start)), limit(srv))
-        count = torch.tensor(float(replies.num_clients), dtype=torch.float64)
-        return {
-            "mean": pytree.weighted_sum(weights * factors.to(weights), replies.delta(srv.start)),
-            "count": count,
-        }
+        return pytree.weighted_sum(weights * factors.to(weights), replies.delta(srv.start))
 
     def add_noise(total: Tree, srv: ServerContext) -> Params:
-        came = float(total["count"])
+        came = srv.num_replies
         k = srv.info.expected_cohort or came
         deviation = (split_noise(noise, k)[0] if adaptive else noise) * limit(srv).double() / k
         return {
             name: came / k * move + deviation.to(move) * draw_noise(srv, name, move)
-            for name, move in total["mean"].items()
+            for name, move in total.items()
         }
 
     def first_clip(start: ModelState, info: TaskInfo) -> Tree:

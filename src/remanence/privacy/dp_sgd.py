@@ -15,11 +15,12 @@ from torch import Tensor
 
 from remanence.core import pytree, rng
 from remanence.core.compose import part
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.declarations import CLIENT, EACH_PASS, EXAMPLE, MODEL, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
-from remanence.core.slots import ClientOps, Context, Part
+from remanence.core.slots import Part
 from remanence.core.types import Batch
 
 NAME = "dp_sgd"

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import BoundHook
+from remanence.core.contexts import PeerContext
 from remanence.core.engine import Engine, Rejection
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
-from remanence.core.slots import Part, PeerAverage, PeerContext, PeerSelection
+from remanence.core.slots import Part, PeerAverage, PeerSelection
 from remanence.core.types import ModelState
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import gate

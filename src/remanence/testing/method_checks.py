@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,29 +85,34 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
 
 
 def _cases(method: Method, rounds: int) -> list[Case]:
+    """The cases to run; those that the method refuses, such as batch norm, are left out."""
     cases = [
         Case(
             small_experiment(method),
             (1, 3, 64),
             "with unequal clients, some with a single example",
         ),
-        Case(small_experiment(method, EQUAL, module=batch_norm_net()), (3,), "with batch norm"),
         Case(
             small_experiment(method, source=drop_class(3)),
             (64,),
             "where no client has one of the classes",
         ),
     ]
+    optional: list[tuple[Callable[[], BuiltExperiment], str]] = [
+        (
+            lambda: small_experiment(method, EQUAL, module=batch_norm_net()),
+            "with batch norm",
+        )
+    ]
     if not any(p.centralized for p in method.parts):  # all data in one place cannot drift apart
-        cases.append(Case(drifting_experiment(method, rounds + 1), (3,), "while the data drift"))
+        optional.append((lambda: drifting_experiment(method, rounds + 1), "while the data drift"))
     for other, title in ((frozen_head(), "frozen"), (fedbn(), "personal")):
-        if other.name in [p.name for p in method.parts]:
-            continue
-        try:
-            experiment = small_experiment(method + other)
-        except InputError:  # a method may refuse them
-            continue
-        cases.append(Case(experiment, (3,), f"with {title} parameters (+{other.name})"))
+        if other.name not in [p.name for p in method.parts]:
+            with_other = functools.partial(small_experiment, method + other)
+            optional.append((with_other, f"with {title} parameters (+{other.name})"))
+    for make, title in optional:
+        with contextlib.suppress(InputError):
+            cases.append(Case(make(), (3,), title))
     return cases
 
 

@@ -52,8 +52,17 @@ def check_declarations(method: Method, task: TrainingTask) -> None:
 
 def check_numbers(p: Part) -> None:
     """Check that every number reaches the functions through `hyper`, or is declared static."""
+    assert p.arguments or not p.hyper, (
+        f"{p.name} has hyper-parameters ({', '.join(p.hyper)}) and no recorded arguments, so a run"
+        " could not store them: decorate its constructor with @part"
+    )
     for slot, function in functions_of(p):
         for name, value in values_carried(function):
+            assert p.arguments or not _is_closed_over(function, name, value), (
+                f"{p.name}: a function of the slot {slot} reads the number {name} from its closure:"
+                " make it an argument of a constructor that is decorated with @part, put it into"
+                f' hyper and read ctx.hyper["{name}"]'
+            )
             argument = _find_argument(p, name, value)
             if argument is None or argument in p.static:
                 continue
@@ -128,6 +137,12 @@ def _carried_by(function: Any) -> Iterator[tuple[str, Any]]:
         yield from getattr(function.__self__, "__dict__", {}).items()
     elif not isinstance(function, type):
         yield from getattr(function, "__dict__", {}).items()
+
+
+def _is_closed_over(function: Any, name: str, value: Any) -> bool:
+    """Is this a float in the function's own closure?"""
+    code = getattr(function, "__code__", None)
+    return isinstance(value, float) and code is not None and name in code.co_freevars
 
 
 def _find_argument(p: Part, name: str, value: Any) -> str | None:

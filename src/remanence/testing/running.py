@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import traceback
+import types
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from remanence.core import pytree
 from remanence.core.engine import ClientWork, Engine
+from remanence.core.slots import Part
 from remanence.core.types import Reply
 from remanence.experiment.build import BuiltExperiment
+from remanence.testing.part_checks import functions_of
 from remanence.testing.toy_task import (
     max_rel_diff,
     run_rounds,
@@ -25,11 +30,13 @@ TOLERANCE = 1e-12
 def run(
     experiment: BuiltExperiment, engine: Engine, rounds: int, name: str
 ) -> tuple[RunState, list[dict[str, Any]]]:
-    """`run_rounds`; an error becomes a sentence with its first line."""
+    """`run_rounds`; an error becomes a sentence with its first line and the slot it comes from."""
     try:
         return run_rounds(experiment, engine, rounds)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if slot := find_slot(error, experiment.task.method.parts):
+            reason += f", in {slot}"
         cure = (
             "; under torch.vmap no `if`, no .item() and no boolean masks on tensors"
             if engine.name == "vectorized"
@@ -38,6 +45,20 @@ def run(
         raise AssertionError(
             f"{name} cannot run on the engine {engine.name} ({reason}){cure}"
         ) from error
+
+
+def find_slot(error: BaseException, parts: Iterable[Part]) -> str:
+    """The innermost function of a part that an error passed through, in words; "" where none."""
+    codes = {
+        function.__code__: f"the function {function.__name__} of the slot {slot} of {p.name}"
+        for p in parts
+        for slot, function in functions_of(p)
+        if isinstance(function, types.FunctionType)
+    }
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        found = codes.get(frame.f_code, found)
+    return found
 
 
 def train(engine: Engine, work: ClientWork, name: str) -> Reply:

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from remanence.config import parse_experiment
 from remanence.core import pytree
 from remanence.core.compose import parse_method
+from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.model import init_module
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key
-from remanence.core.slots import ClientOps, Context, Method, Part, ServerContext, Transform
+from remanence.core.slots import Method, Part, Transform
 from remanence.core.types import ClientStats, ModelState, Reply, TaskInfo
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment.build import BuiltExperiment, build

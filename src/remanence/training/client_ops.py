@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.contexts import ClientOps, Context, Forward, Grad, PerExampleGrad, Predict
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import ClientOps, Context, Forward, Grad, PerExampleGrad, Predict
 from remanence.core.types import Batch, ModelState, Output
 from remanence.training.gradients import Differentiate, grad_func
 from remanence.training.loss import LossFn, make_loss_fn

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.contexts import Context
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import Accept, Context
+from remanence.core.slots import Accept
 from remanence.core.types import Batch, ModelState
 from remanence.training.client_ops import make_client_ops
 from remanence.training.gradients import Differentiate

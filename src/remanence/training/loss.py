@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remanence.core.contexts import ClientOps, Context
 from remanence.core.pytree import Params, weighted_mean
-from remanence.core.slots import ClientOps, Context
 from remanence.core.types import Batch, Output
 from remanence.training.task import TrainingTask
 

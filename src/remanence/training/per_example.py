@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree, rng
+from remanence.core.contexts import Context, PerExampleGrad
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
-from remanence.core.slots import Context, PerExampleGrad
 from remanence.core.types import Batch
 from remanence.training.loss import LossFn
 

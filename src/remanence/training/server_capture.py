@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from remanence.core.contexts import PublicLoss
 from remanence.core.errors import first_line
 from remanence.core.pytree import Params, Tree
-from remanence.core.slots import Optimizer, PublicLoss
+from remanence.core.slots import Optimizer
 from remanence.core.types import ModelState
 from remanence.kernels.capture import capture, clone_tree, copy_tree, signature
 from remanence.kernels.trace import TracedFunction

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -11,12 +11,13 @@ from torch import Tensor
 from remanence.aggregators.mean import apply_delta, mean, size_weights
 from remanence.core import pytree
 from remanence.core.compose import BoundHook, ComposedMethod
+from remanence.core.contexts import ServerContext
 from remanence.core.engine import Engine
 from remanence.core.errors import AggregationFailed
 from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import RemoteParams
 from remanence.core.rng import Key
-from remanence.core.slots import Aggregate, ServerContext
+from remanence.core.slots import Aggregate
 from remanence.core.types import ModelState, Reply
 from remanence.training.server_training import make_server_ops
 from remanence.training.task import PERSONAL, TrainingTask
@@ -55,7 +56,7 @@ def init_server(task: TrainingTask) -> Server:
 def make_broadcast(task: TrainingTask, server: Server, round: int, key: Key) -> Tree:
     """What the server sends to the clients besides the model, by part."""
     # the strings given to fold_in are part of the random streams: they never change
-    srv = _make_context(task, server.model, server.state, round, key.fold_in("share"))
+    srv = _make_context(task, server, round, 0, key.fold_in("share"))
     return {hook.name: hook(srv) for hook in task.method.hooks("broadcast")}
 
 
@@ -89,7 +90,10 @@ def update(
 
     # the strings given to fold_in are part of the random streams: they never change
     def context(stream: str) -> ServerContext:
-        return _make_context(task, server.model, state, round, key.fold_in("server", stream))
+        current = replace(server, state=state)
+        return _make_context(
+            task, current, round, replies.num_clients, key.fold_in("server", stream)
+        )
 
     weights = _client_weights(task, replies, context("weigh"))
 
@@ -241,6 +245,8 @@ def local_models(
 
 
 def _make_context(
-    task: TrainingTask, start: ModelState, state: Tree, round: int, key: Key
+    task: TrainingTask, server: Server, round: int, num_replies: int, key: Key
 ) -> ServerContext:
-    return ServerContext(round, start, state, task.hparam_tensors(), key, task.info)
+    return ServerContext(
+        round, server.model, num_replies, server.state, task.hparam_tensors(), key, task.info
+    )

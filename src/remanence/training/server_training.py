@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.contexts import Context, Fit, PublicLoss, ServerOps
 from remanence.core.engine import Engine
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key, fold_in_batch
-from remanence.core.slots import Context, Fit, Optimizer, PublicLoss, ServerOps
+from remanence.core.slots import Optimizer
 from remanence.core.types import Batch, ClientStats, ModelState, Reply
 from remanence.data.batches import BatchPlan, plan_batches
 from remanence.training.gradients import grad_autograd
@@ -57,7 +58,7 @@ def make_server_ops(
 def make_fit(
     task: TrainingTask, optimizer_hparams: Mapping[str, float], key: Key, engine: Engine
 ) -> Fit:
-    """`ops.fit`, see `remanence.core.slots.Fit`. Every call draws its own batches."""
+    """`ops.fit`, see `remanence.core.contexts.Fit`. Every call draws its own batches."""
     calls = itertools.count()
 
     def fit(

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.contexts import ServerContext
 from remanence.core.engine import ClientWork
 from remanence.core.errors import RunFailed
 from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import RemoteParams
-from remanence.core.slots import ServerContext
 from remanence.core.types import ModelState, Reply
 from remanence.engines.ray.serialization import pack, unpack
 
@@ -150,7 +150,7 @@ class RemoteReplies:
         )
         same = not self.work.per_client_start and srv.start is self.work.start
         start: ModelState | None = None if same else srv.start
-        return self.shared_args, pack((srv.round, start, state, srv.key))
+        return self.shared_args, pack((srv.round, start, srv.num_replies, state, srv.key))
 
     def _locate(
         self, server_args: tuple[Any, Any], shard: Tensor, index: Tensor, weights: Tensor

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from remanence.core import pytree
+from remanence.core.contexts import ServerContext
 from remanence.core.engine import ClientWork
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
-from remanence.core.slots import ServerContext
 from remanence.core.types import ModelState, Reply
 from remanence.engines.ray.model_store import ModelRefs
 from remanence.engines.ray.partial_sums import FETCH_TIMEOUT, RemoteReply
@@ -150,8 +150,8 @@ class Worker:
         Args:
             task_ref: The task.
             shared_args: As for `train`.
-            server_args: Packed: the server's round, model (None: that of `shared_args`), state and
-                key.
+            server_args: Packed: the server's round, model (None: that of `shared_args`), number
+                of replies, state and key.
             stored: References to shards of replies.
             rows: Which replies of each shard.
             weights: Of these replies, by shard.
@@ -166,10 +166,11 @@ class Worker:
         except (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
             return None
         task = self._load_task(task_ref).engine.task
-        round, start, state, key = unpack(server_args, self.device)
+        round, start, num_replies, state, key = unpack(server_args, self.device)
         srv = ServerContext(
             round,
             start or ModelState(*unpack(shared_args, self.device)[0]),
+            num_replies,
             state,
             task.hparam_tensors(),
             key,
