@@ -81,7 +81,7 @@ class ClientOps(NamedTuple):
     grad: Grad
     forward: Forward
     predict: Predict
-    # how many plain gradient steps the local steps amount to, counted one step at a time:
+    # counts, step by step, the plain gradient steps that have the same effect as the local steps:
     # (None) -> first state, (state) -> next state
     effective_steps: Callable[[Tree | None], Tree]
     per_example_grad: PerExampleGrad

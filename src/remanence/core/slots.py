@@ -25,16 +25,20 @@ Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
 LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
 
-Regularizer = Callable[[Params, Context], Tensor]  # -> scalar, added to the weighted mean
+# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must work for
+# any names of parameters, those of ctx.start: to count effective steps, fednova applies it to a
+# model with a single parameter. What needs ctx.client_state by name belongs into a transform
+Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 
 # -> client_state, payload; before the first local step, where ctx.start is the received model. The
-# state is merged into what the client keeps; names that `Part.client_state` does not have are
-# dropped at the end of the round
+# returned entries replace those of the client's state; names that `Part.client_state` does not have
+# are dropped at the end of the round
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
 
-# -> client_state, payload; the model is the trained one, ctx.steps those of all phases
+# -> client_state, payload; the model is the trained one, ctx.steps those of all phases. The state has
+# only names that `Part.client_state` has
 OnClientEnd = Callable[[Context, ModelState, ClientOps], tuple[Tree, Tree]]
 
 # (old, new) -> bool scalar: is the phase's result kept?
@@ -96,11 +100,11 @@ class Aggregate(NamedTuple):
 
 ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; later normalized to sum 1
 
-# (params, delta, srv) -> params, state
+# (all params, delta of those that clients send, srv) -> all params, the part's complete state
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
-UpdateServerState = Callable[[Reply, ServerContext], Tree]  # -> state, after the new model is made
-
+# -> the part's complete state, after the new model is made
+UpdateServerState = Callable[[Reply, ServerContext], Tree]
 
 # (merged, previous, replies, ops, srv) -> model
 ServerTrain = Callable[[ModelState, ModelState, Reply, ServerOps, ServerContext], ModelState]

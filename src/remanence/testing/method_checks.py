@@ -19,6 +19,7 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.methods.fedbn import fedbn
+from remanence.methods.fednova import fednova
 from remanence.methods.frozen_head import frozen_head
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS
@@ -53,14 +54,14 @@ class Case(NamedTuple):
 
 @preserve_process_state()
 def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
-    """Check that every engine, checkpoint and partition carries a method.
+    """Check that a method works on the built-in task as the engines and checkpoints need it.
 
     It must give the same result on the engine `sequential` and on stacks of any size, leave its
-    inputs alone, resume exactly from a checkpoint, and stay finite: for clients with one example,
-    for a class that no client has, and while the data drift. It must also run together with frozen
-    and with personal parameters, unless the method refuses them. Its parts must read numbers
-    through `ctx.hyper`, keep no state of their own, and declare what each leaf of their payload
-    reveals.
+    inputs unchanged, resume exactly from a checkpoint, and stay finite: for clients with one
+    example, for a class that no client has, and while the data drift. It must also run with frozen
+    and with personal parameters, and with `fednova` where it has regularizers; cases that the
+    method refuses with an `InputError` are left out. Its parts must read numbers through
+    `ctx.hyper`, keep no state of their own, and declare what each leaf of their payload reveals.
 
     >>> check_method("fedprox(mu=0.1)+wsm")
 
@@ -110,6 +111,9 @@ def _cases(method: Method, rounds: int) -> list[Case]:
         if other.name not in [p.name for p in method.parts]:
             with_other = functools.partial(small_experiment, method + other)
             optional.append((with_other, f"with {title} parameters (+{other.name})"))
+    if any(p.regularizers for p in method.parts):
+        with_steps = functools.partial(small_experiment, method + fednova())
+        optional.append((with_steps, "with effective steps (+fednova)"))
     for make, title in optional:
         with contextlib.suppress(InputError):
             cases.append(Case(make(), (3,), title))

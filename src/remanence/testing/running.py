@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from remanence.core import pytree
+from remanence.core.compose import BoundHook
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.slots import Part
 from remanence.core.types import Reply
@@ -57,7 +58,10 @@ def find_slot(error: BaseException, parts: Iterable[Part]) -> str:
     }
     found = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        found = codes.get(frame.f_code, found)
+        code = frame.f_code
+        if code is BoundHook.__call__.__code__:  # a wrong number of arguments raises here
+            code = getattr(frame.f_locals["self"].function, "__code__", code)
+        found = codes.get(code, found)
     return found
 
 

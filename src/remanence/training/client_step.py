@@ -179,6 +179,12 @@ def client_final(
     ops = make_client_ops(task, differentiate, {}, trained.buffers, None, indices, ctx)
     for hook in task.method.hooks("on_client_end"):
         changed, more = hook(ctx._replace(client_state=client_state), trained, ops)
+        known = {**client_state.get(hook.name, {}), **initial_state.get(hook.name, {})}
+        if unknown := sorted(set(pytree.flatten(changed)) - set(pytree.flatten(known))):
+            raise TypeError(
+                f"{hook.name}: on_client_end returns the state {unknown[0]}, which its client_state"
+                " does not have"
+            )
         client_state[hook.name] = {**client_state.get(hook.name, {}), **changed}
         payload[hook.name] = {**payload.get(hook.name, {}), **more}
     client_state[PERSONAL] = task.personal_state(trained)

@@ -103,6 +103,8 @@ def update(
     update_hook = method.hook("server_update")
     params, changed = (update_hook or apply_delta)(server.model.params, delta, context("apply"))
     if update_hook is not None:
+        _check_names(update_hook.name, "server_update", params, server.model.params)
+        _check_names(update_hook.name, "server_update", changed, state.get(update_hook.name, {}))
         state[update_hook.name] = changed
     merge_buffers = aggregate.buffers or average_buffers
     merged = ModelState(params, merge_buffers(server.model.buffers, replies.buffers, weights))
@@ -113,7 +115,11 @@ def update(
             task, server, merged, replies, key, optimizer_hparams, engine, context("refine")
         )
     for state_hook in method.hooks("update_server_state"):
-        state[state_hook.name] = state_hook(replies, context("absorb"))
+        new_state = state_hook(replies, context("absorb"))
+        _check_names(
+            state_hook.name, "update_server_state", new_state, state.get(state_hook.name, {})
+        )
+        state[state_hook.name] = new_state
     _check_finite(model)
     return ServerResult(Server(model, state), merged, weights)
 
@@ -185,10 +191,20 @@ def _check_weights(raw: Tensor) -> Tensor:
     return raw
 
 
+def _check_names(part: str, slot: str, new: Tree, old: Tree) -> None:
+    """Raise unless a function at the server returns all entries of what it replaces, and no other."""
+    returned, wanted = set(pytree.flatten(new)), set(pytree.flatten(old))
+    if returned != wanted:
+        path = sorted(returned ^ wanted)[0]
+        problem = "does not return" if path in wanted else "returns, without having received it,"
+        raise TypeError(
+            f"{part}: {slot} {problem} {path}: return all entries, changed or not, such as"
+            " params | changed"
+        )
+
+
 def _check_finite(model: ModelState) -> None:
-    """Raise if a parameter is NaN or infinite. The first point at which the host waits for the
-    device.
-    """
+    """Raise if a parameter is NaN or infinite. On a GPU the host waits here for the aggregation."""
     numbers = torch.cat([value.reshape(-1) for value in model.params.values()])
     if not bool(torch.isfinite(numbers).all()):
         raise AggregationFailed("the new model holds NaN or infinity")
