@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.compose import part as as_part
-from remanence.core.contexts import ClientOps, Context
+from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
@@ -136,6 +136,68 @@ def lacks_the_decorator_for_hyper(*, pull: float = 0.1) -> Part:
     return Part("lacks", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
 
 
+@as_part
+def reads_half_of_it(*, pull: float = 0.1) -> Part:
+    half = pull / 2
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: g * (1 + half) for name, g in grads.items()}
+
+    return Part("half", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
+
+
+@as_part
+def reads_it_as_a_tensor(*, pull: float = 0.1) -> Part:
+    factor = torch.tensor(pull, dtype=torch.float64)
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: g * (1 + factor) for name, g in grads.items()}
+
+    return Part("tensor", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
+
+
+def takes_too_few_arguments() -> Part:
+    return Part("few", transforms=(Transform("correct", lambda grads, params: grads),))
+
+
+def misspells_a_state() -> Part:
+    def end(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
+        return {"hk": trained.params}, {}
+
+    return Part(
+        "misspelt",
+        client_state=lambda start, stats, info: {"h": start.params},
+        on_client_end=end,
+    )
+
+
+def returns_some_parameters() -> Part:
+    def update(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
+        return {name: params[name] + move for name, move in list(delta.items())[1:]}, {}
+
+    return Part("some", server_update=update)
+
+
+def forgets_a_state_of_the_server() -> Part:
+    return Part(
+        "forgets",
+        server_state=lambda start, info: {"a": start.params, "round": torch.zeros(())},
+        update_server_state=lambda replies, srv: {"a": srv.state["a"]},
+    )
+
+
+def linear_in_its_state() -> Part:
+    def pull(params: Params, ctx: Context) -> Tensor:
+        h: Params = ctx.client_state["h"]
+        return torch.stack([(params[name] * h[name]).sum() for name in params]).sum()
+
+    return Part(
+        "linear",
+        client_state=lambda start, stats, info: {"h": start.params},
+        regularizers=(pull,),
+    )
+
+
 def misspells_an_attribute() -> Part:
     def stop(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
         return {"n": ctx.clients.size}, {}  # type: ignore[attr-defined]
@@ -201,6 +263,19 @@ def breaks_when_personal() -> Part:
         (
             misspells_an_attribute(),
             r"AttributeError: .*clients.*, in the function stop of the slot on_client_end of",
+        ),
+        (reads_half_of_it(), r"half: .*transforms reads the number half .*@part"),
+        (reads_it_as_a_tensor(), r"tensor: .*transforms reads the number factor .*@part"),
+        (takes_too_few_arguments(), r"TypeError: .*3 were given, in .*transforms of few"),
+        (misspells_a_state(), r"misspelt: on_client_end returns the state hk/.*does not have"),
+        (returns_some_parameters(), r"some: server_update does not return body"),
+        (
+            forgets_a_state_of_the_server(),
+            r"forgets: update_server_state does not return round: return all entries",
+        ),
+        (
+            linear_in_its_state(),
+            r"linear with effective steps \(\+fednova\) .*regularizers of linear",
         ),
         (sends_undeclared(), r"sends does not declare what the leaf size of its payload reveals"),
         (breaks_when_personal(), r"breaks with frozen parameters \(\+frozen_head\) cannot run"),

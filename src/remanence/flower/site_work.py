@@ -55,7 +55,8 @@ def make_work(
         client_states=_load_states(file, site_task, storage, header),
     )
     local_task = replace(task, clients_remote=False)
-    secret = needs_secret_noise(task)
+    # clients with data of their own draw from secret keys, whatever their parts declare
+    secret = not site_task.simulated or needs_secret_noise(task)
     return ClientWork(
         round=state.round,
         time_step=time_step,

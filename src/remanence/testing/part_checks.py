@@ -58,13 +58,15 @@ def check_numbers(p: Part) -> None:
     )
     for slot, function in functions_of(p):
         for name, value in values_carried(function):
-            assert p.arguments or not _is_closed_over(function, name, value), (
-                f"{p.name}: a function of the slot {slot} reads the number {name} from its closure:"
-                " make it an argument of a constructor that is decorated with @part, put it into"
-                f' hyper and read ctx.hyper["{name}"]'
-            )
             argument = _find_argument(p, name, value)
-            if argument is None or argument in p.static:
+            if argument is None:
+                assert slot in WITHOUT_CONTEXT or not _is_closed_over(function, name, value), (
+                    f"{p.name}: a function of the slot {slot} reads the number {name} from its"
+                    " closure: make it an argument of a constructor that is decorated with @part,"
+                    ' put the argument into hyper, and compute the number from ctx.hyper["..."]'
+                )
+                continue
+            if argument in p.static:
                 continue
             reads = f"{p.name}: a function of the slot {slot} reads {argument} from its closure"
             assert argument in p.hyper, (
@@ -140,9 +142,12 @@ def _carried_by(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_closed_over(function: Any, name: str, value: Any) -> bool:
-    """Is this a float in the function's own closure?"""
+    """Is this a number in the function's own closure: a float, or a tensor that holds one?"""
     code = getattr(function, "__code__", None)
-    return isinstance(value, float) and code is not None and name in code.co_freevars
+    is_number = isinstance(value, float) or (
+        isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 0
+    )
+    return is_number and code is not None and name in code.co_freevars
 
 
 def _find_argument(p: Part, name: str, value: Any) -> str | None:
