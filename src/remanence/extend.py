@@ -26,13 +26,32 @@ from typing import TYPE_CHECKING, Any
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
-from remanence.core.declarations import Disclosure, Mechanism, Remedy
+from remanence.core.declarations import (
+    ABSENT_CLASSES,
+    AGGREGATION,
+    CLIENT,
+    DRIFT,
+    EACH_PASS,
+    EACH_ROUND,
+    EACH_TIME_STEP,
+    EXAMPLE,
+    HELD_CLASSES,
+    LABEL_COUNTS,
+    MIXING,
+    MODEL,
+    PEER_DRIFT,
+    SERVER,
+    Disclosure,
+    Mechanism,
+    Remedy,
+)
 from remanence.core.engine import (
     ClientWork,
     ConfusionCounts,
     Engine,
     ExampleResults,
     PairCounts,
+    Rejection,
 )
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
@@ -57,6 +76,20 @@ if TYPE_CHECKING:
     from remanence.testing import check_engine, check_method, check_model
 
 __all__ = [
+    "ABSENT_CLASSES",
+    "AGGREGATION",
+    "CLIENT",
+    "DRIFT",
+    "EACH_PASS",
+    "EACH_ROUND",
+    "EACH_TIME_STEP",
+    "EXAMPLE",
+    "HELD_CLASSES",
+    "LABEL_COUNTS",
+    "MIXING",
+    "MODEL",
+    "PEER_DRIFT",
+    "SERVER",
     "Aggregate",
     "AssignmentDecision",
     "Batch",
@@ -83,6 +116,7 @@ __all__ = [
     "PeerContext",
     "PeerSelection",
     "Phase",
+    "Rejection",
     "Remedy",
     "Reply",
     "ServerContext",

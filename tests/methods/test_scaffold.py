@@ -4,7 +4,6 @@ control variates whoever takes part.
 
 from __future__ import annotations
 
-import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +17,13 @@ from torch import Tensor
 from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.slots import Part
-from remanence.core.types import Batch, ModelState
+from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
 from remanence.losses import wsm
 from remanence.methods import fedprox
 from remanence.methods.scaffold import (
     control_from_steps,
     correct,
-    full_gradient,
     scaffold,
     update_server_control,
 )
@@ -199,25 +197,6 @@ def test_a_learning_rate_that_ends_at_zero_leaves_the_variates_alone() -> None:
     for name, c in before.server.state["scaffold"]["c"].items():
         assert torch.equal(after.server.state["scaffold"]["c"][name], c)
         assert torch.equal(after.server.model.params[name], before.server.model.params[name])
-
-
-def test_the_whole_gradient_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight rows, three of them padding, in pieces of two: the last holds padding alone. The
-    gradient of the mean of w * x is the mean of x.
-    """
-    x = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 5.0, 5.0], dtype=torch.float64)
-    weight = torch.tensor([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    data = Batch(x, torch.zeros(8, dtype=torch.int64), weight, torch.arange(8))
-    asked = []
-
-    def grad(params: Any, batch: Batch, wrt: str = "params") -> Any:
-        asked.append(len(batch.x))
-        return {"w": (batch.weight * batch.x).sum() / batch.weight.sum()}
-
-    ops: Any = SimpleNamespace(grad=grad)
-    monkeypatch.setattr(importlib.import_module("remanence.methods.scaffold"), "GRADIENT_BATCH", 2)
-    assert float(full_gradient({"w": number(1.0)}, data, ops)["w"]) == pytest.approx(3.0, abs=1e-15)
-    assert asked == [2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(

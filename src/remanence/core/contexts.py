@@ -79,6 +79,8 @@ class ClientOps(NamedTuple):
     """What a client-side function can have the engine compute."""
 
     grad: Grad
+    # the gradient of the whole objective over all of the client's training examples
+    full_grad: Callable[[Params], Params]
     forward: Forward
     predict: Predict
     # counts, step by step, the plain gradient steps that have the same effect as the local steps:

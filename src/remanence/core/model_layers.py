@@ -42,8 +42,8 @@ def make_dropout_keyed(module: nn.Module) -> None:
     index = 0
     for parent in list(module.modules()):
         # named_children omits a module that is used twice
-        for name, child in list(parent._modules.items()):
-            if isinstance(child, Dropouts):
+        for name, child in list(parent.named_modules(remove_duplicate=False)):
+            if name and "." not in name and isinstance(child, Dropouts):
                 setattr(
                     parent, name, KeyedDropout(child.p, not isinstance(child, nn.Dropout), index)
                 )

@@ -52,11 +52,13 @@ class EngineEntry:
         description: What it is for, in a sentence.
         check: Raises `InputError` where it cannot run a task; builds nothing.
         make: Builds it.
+        on_this_machine: Whether its workers use the cores of this machine.
     """
 
     description: str
     check: Callable[[TrainingTask, EngineOptions], None]
     make: Callable[[TrainingTask, EngineOptions], Engine]
+    on_this_machine: bool = True
 
 
 def _check_sequential(task: TrainingTask, options: EngineOptions) -> None:
@@ -131,6 +133,7 @@ ENGINES: dict[str, EngineEntry] = {
         "Many machines and GPUs: the clients are distributed over the workers of a Ray cluster.",
         _check_ray,
         _make_ray,
+        on_this_machine=False,
     ),
     "flower": EngineEntry(
         "Real sites that keep their data, inside a Flower app (see remanence flower init).",

@@ -30,10 +30,7 @@ from remanence.core.declarations import HELD_CLASSES, Disclosure, Remedy
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.slots import Optimizer, Part, Transform
-from remanence.core.types import Batch, ModelState, Reply, TaskInfo
-
-# examples in one chunk of a full gradient, so that memory does not grow with a client's data
-GRADIENT_BATCH = 500
+from remanence.core.types import ModelState, Reply, TaskInfo
 
 
 @part
@@ -144,34 +141,12 @@ def control_from_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tup
 
 def control_from_data(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
     """Option I: c_i+ = the gradient at x over all of the client's training data."""
-    _, data = ops.predict(ctx.start)
-    return state_and_change(
-        pytree.select_keys(full_gradient(ctx.start.params, data, ops), ctx.client_state["c"]), ctx
-    )
+    gradient = ops.full_grad(ctx.start.params)
+    return state_and_change(pytree.select_keys(gradient, ctx.client_state["c"]), ctx)
 
 
 def state_and_change(renewed: Params, ctx: Context) -> tuple[Tree, Tree]:
     return {"c": renewed}, {"change": pytree.sub(renewed, ctx.client_state["c"])}
-
-
-def full_gradient(params: Params, data: Batch, ops: ClientOps) -> Params:
-    """The mean gradient over all examples, in chunks of about the same size: batch norm cannot
-    train on a last chunk of one example.
-    """
-    num_chunks = -(-len(data.weight) // GRADIENT_BATCH)
-    total = pytree.zeros_like(params)
-    for chunk in zip(*(torch.tensor_split(field, num_chunks) for field in data), strict=True):
-        batch = Batch(*chunk)
-        weight = batch.weight.sum()  # 0 where the chunk is all padding
-        share = weight / data.weight.sum()
-        grads = ops.grad(
-            params,
-            batch._replace(
-                weight=torch.where(weight > 0, batch.weight, torch.ones_like(batch.weight))
-            ),
-        )
-        total = pytree.axpy(share, grads, total)
-    return total
 
 
 def update_server_control(replies: Reply, srv: ServerContext) -> Tree:

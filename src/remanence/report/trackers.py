@@ -17,6 +17,7 @@ from typing import Any
 
 from remanence.core.errors import InputError, unknown
 from remanence.core.files import translate_disk_errors
+from remanence.core.process_state import preserve_process_state
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import decomposition_of
 from remanence.metrics.forgetting import forgetting_curve
@@ -135,6 +136,7 @@ def write_tensorboard(run: Run, out: Path) -> Path:
     return folder
 
 
+@preserve_process_state()
 def write_mlflow(run: Run, out: Path) -> Path:
     """One MLflow run, with the settings as parameters, in the store that the folder holds; open
     with `mlflow ui --backend-store-uri sqlite:///OUT/mlflow.db`.

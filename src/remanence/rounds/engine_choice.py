@@ -42,8 +42,9 @@ def resolve_engine(
         )
         progress.log(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
-    # a cluster has cores of its own
-    workers = config.workers or (0 if choice.name == "ray" else count_cores())
+    workers = config.workers
+    if not workers and ENGINES[choice.name].on_this_machine:
+        workers = count_cores()
     resolved = config.model_copy(
         update={
             "engine": choice.name,

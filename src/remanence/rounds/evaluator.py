@@ -91,18 +91,18 @@ class ServerEvaluator(Evaluator):
             personalization.make_finetune_engine(experiment) if personal else None
         )
 
-    def before_training(self, state: RunState, time_step: int) -> Iterator[Record]:
+    def before_training(self, state: RunState, time_step: int) -> list[Record]:
         """Counts of the global models before local training, to compare local models with."""
-        round = state.round + 1
+        round, records = state.round + 1, list[Record]()
         if not (self.config.record.local and self.should_evaluate(round)):
-            return
+            return records
         # the same models; what differs is the number of clients in each concept
         if time_step != state.time_step:
             self._score(state.global_models, state, state.time_step)
-            yield from self._global_counts("before_drift", round, state.time_step)
+            records += self._global_counts("before_drift", round, state.time_step)
             self.counts.pop("valid", None)
         self._score(state.global_models, state, time_step)
-        yield from self._global_counts("before", round, time_step)
+        return records + self._global_counts("before", round, time_step)
 
     def after_training(
         self,
@@ -111,7 +111,7 @@ class ServerEvaluator(Evaluator):
         clients: np.ndarray,
         local_models: Callable[[], ModelState],
         shares: np.ndarray,
-    ) -> Iterator[Record]:
+    ) -> list[Record]:
         """Counts of every client's model after local training.
 
         Args:
@@ -123,35 +123,35 @@ class ServerEvaluator(Evaluator):
             shares: [k] of each client in the aggregation.
         """
         columns = {"round": state.round + 1, "time_step": time_step}
-        record = self.config.record
+        record, records = self.config.record, list[Record]()
         if not ((record.local or record.examples) and self.should_evaluate(columns["round"])):
-            return
+            return records
         models = local_models()
         if record.examples:
             used = state.models_used_by(clients)
             before, local = columns | {"moment": "before"}, columns | {"moment": "local"}
-            yield self.score_examples(state.models, used, clients, before)
-            yield self.score_examples(models, np.arange(len(clients)), clients, local)
+            records += [
+                self.score_examples(state.models, used, clients, before),
+                self.score_examples(models, np.arange(len(clients)), clients, local),
+            ]
         if not record.local:
-            return
+            return records
         scores = self.engine.score(models, "test")
         for (number, concept), loss in np.ndenumerate(scores.loss.numpy()):
-            yield ModelCounts(
-                scores.confusion[number, concept].numpy(),
-                float(loss),
-                columns
-                | {
-                    "moment": "local",
-                    "split": "test",
-                    "model": int(clients[number]),
-                    "owner": self.concept_id(concept),
-                    "weight": float(shares[number]),
-                },
-            )
+            model_columns = {
+                "moment": "local",
+                "split": "test",
+                "model": int(clients[number]),
+                "owner": self.concept_id(concept),
+                "weight": float(shares[number]),
+            }
+            confusion = scores.confusion[number, concept].numpy()
+            records.append(ModelCounts(confusion, float(loss), columns | model_columns))
         holders = clients[self.population.at(time_step).valid.sizes[clients] > 0]
         holders = holders[: record.cross]
         if "valid" in self.splits and len(holders):
-            yield from self._cross_client_counts(state, models, clients, holders, columns)
+            records += self._cross_client_counts(state, models, clients, holders, columns)
+        return records
 
     def _cross_client_counts(
         self,

@@ -18,6 +18,7 @@ from remanence.training.per_example import make_per_example_grad, no_regularizer
 from remanence.training.task import ClientIndices, TrainingTask
 
 PREDICT_BATCH = 1000  # examples in one forward pass over a whole split
+GRADIENT_BATCH = 500  # examples in one chunk of a gradient over all training examples
 
 
 def make_client_ops(
@@ -48,8 +49,10 @@ def make_client_ops(
         ops = make_client_ops(task, differentiate, fixed, buffers, x, indices, ctx)
         return make_loss_fn(task, fixed, buffers, ops, ctx, regularized)
 
+    grad = _make_grad(differentiate, lambda x: loss_fn_on(differentiate, x, ctx))
     return ClientOps(
-        grad=_make_grad(differentiate, lambda x: loss_fn_on(differentiate, x, ctx)),
+        grad=grad,
+        full_grad=lambda params: full_gradient(grad, params, _all_examples(task, indices, "train")),
         forward=_make_forward(task, x),
         predict=_make_predict(task, indices),
         effective_steps=_make_effective_steps(task, differentiate, ctx),
@@ -69,6 +72,36 @@ def _make_grad(differentiate: Differentiate, loss_fn_on: Callable[[Tensor], Loss
         return differentiate(lambda p: loss_fn(p, batch), params)[0]
 
     return grad
+
+
+def full_gradient(grad: Grad, params: Params, data: Batch) -> Params:
+    """The mean gradient over all examples, in chunks of about the same size: batch norm cannot
+    train on a last chunk of one example.
+    """
+    num_chunks = -(-len(data.weight) // GRADIENT_BATCH)
+    total = pytree.zeros_like(params)
+    for chunk in zip(*(torch.tensor_split(field, num_chunks) for field in data), strict=True):
+        batch = Batch(*chunk)
+        weight = batch.weight.sum()  # 0 where the chunk is all padding
+        share = weight / data.weight.sum()
+        grads = grad(
+            params,
+            batch._replace(
+                weight=torch.where(weight > 0, batch.weight, torch.ones_like(batch.weight))
+            ),
+        )
+        total = pytree.axpy(share, grads, total)
+    return total
+
+
+def _all_examples(task: TrainingTask, indices: ClientIndices, split: str) -> Batch:
+    """All of the client's examples of a split, without augmentation."""
+    ids, weight = (
+        (indices.train, indices.train_weight)
+        if split == "train"
+        else (indices.valid, indices.valid_weight)
+    )
+    return Batch(task.train.inputs(ids), task.train.labels(ids), weight, ids)
 
 
 def _make_forward(task: TrainingTask, batch_x: Tensor | None) -> Forward:
@@ -95,18 +128,15 @@ def _make_predict(task: TrainingTask, indices: ClientIndices) -> Predict:
     """`ops.predict`: a model on all of the client's examples of a split."""
 
     def predict(model: ModelState, split: str = "train") -> tuple[Output, Batch]:
-        ids, weight = (
-            (indices.train, indices.train_weight)
-            if split == "train"
-            else (indices.valid, indices.valid_weight)
-        )
-        x, y = task.train.inputs(ids), task.train.labels(ids)
+        batch = _all_examples(task, indices, split)
         with torch.no_grad():
-            outputs = [task.model.predict(model, chunk) for chunk in torch.split(x, PREDICT_BATCH)]
+            outputs = [
+                task.model.predict(model, chunk) for chunk in torch.split(batch.x, PREDICT_BATCH)
+            ]
         out = Output(
             torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs])
         )
-        return out, Batch(x, y, weight, ids)
+        return out, batch
 
     return predict
 

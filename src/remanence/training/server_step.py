@@ -103,9 +103,8 @@ def update(
     update_hook = method.hook("server_update")
     params, changed = (update_hook or apply_delta)(server.model.params, delta, context("apply"))
     if update_hook is not None:
-        _check_names(update_hook.name, "server_update", params, server.model.params)
-        _check_names(update_hook.name, "server_update", changed, state.get(update_hook.name, {}))
-        state[update_hook.name] = changed
+        _check_names(update_hook, "server_update", params, server.model.params)
+        state[update_hook.name] = _check_state(update_hook, "server_update", changed, state)
     merge_buffers = aggregate.buffers or average_buffers
     merged = ModelState(params, merge_buffers(server.model.buffers, replies.buffers, weights))
 
@@ -115,11 +114,8 @@ def update(
             task, server, merged, replies, key, optimizer_hparams, engine, context("refine")
         )
     for state_hook in method.hooks("update_server_state"):
-        new_state = state_hook(replies, context("absorb"))
-        _check_names(
-            state_hook.name, "update_server_state", new_state, state.get(state_hook.name, {})
-        )
-        state[state_hook.name] = new_state
+        changed = state_hook(replies, context("absorb"))
+        state[state_hook.name] = _check_state(state_hook, "update_server_state", changed, state)
     _check_finite(model)
     return ServerResult(Server(model, state), merged, weights)
 
@@ -191,14 +187,22 @@ def _check_weights(raw: Tensor) -> Tensor:
     return raw
 
 
-def _check_names(part: str, slot: str, new: Tree, old: Tree) -> None:
-    """Raise unless a function at the server returns all entries of what it replaces, and no other."""
+def _check_state(hook: BoundHook, slot: str, changed: Tree, state: Tree) -> Tree:
+    """A part's new state; raises unless it has the entries of the old one."""
+    _check_names(hook, slot, changed, state.get(hook.name, {}))
+    return changed
+
+
+def _check_names(hook: BoundHook, slot: str, new: Tree, old: Tree) -> None:
+    """Raise unless a function at the server returns all entries of what it replaces, and no
+    other.
+    """
     returned, wanted = set(pytree.flatten(new)), set(pytree.flatten(old))
     if returned != wanted:
         path = sorted(returned ^ wanted)[0]
         problem = "does not return" if path in wanted else "returns, without having received it,"
         raise TypeError(
-            f"{part}: {slot} {problem} {path}: return all entries, changed or not, such as"
+            f"{hook.name}: {slot} {problem} {path}: return all entries, changed or not, such as"
             " params | changed"
         )
 
