@@ -24,7 +24,7 @@ from methods.drifting_task import (
 from reference import feddrift as witness
 from reference.gossip import State
 
-from remanence.core.errors import InputError
+from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.rng import Key
 from remanence.core.slots import AssignmentDecision
 from remanence.engines.processes import ProcessEngine
@@ -33,6 +33,7 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.methods.feddrift import decide, feddrift, measure_distances, merge
 from remanence.testing.toy_task import max_rel_diff, state_tree
+from remanence.training import server_step
 from remanence.training.state import RunState
 
 # everybody moves on to the next of three clusters at every time step, and comes back: models are
@@ -127,6 +128,34 @@ def test_the_story_has_splits_merges_and_idle_models() -> None:
     assert any(len(decision["alone"]) > 1 for decision in decisions)
     assert any(len(group) > 1 for decision in decisions for group in decision["groups"])
     assert any(set(decision["models"]) - set(decision["assigned"]) for decision in decisions)
+
+
+def test_a_failed_aggregation_leaves_the_other_models_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With two models or more, the aggregation of model 1 fails: it keeps its parameters, the
+    others are updated, and the round counts.
+    """
+    experiment = build("feddrift(delta=0.2)")
+    update = server_step.update
+
+    def fail_for_model_1(
+        task: Any, server: Any, replies: Any, round: int, key: Any, *rest: Any
+    ) -> Any:
+        if key == Key(experiment.config.seed).fold_in("round", round).fold_in("model", 1):
+            raise AggregationFailed("the new model holds NaN or infinity")
+        return update(task, server, replies, round, key, *rest)
+
+    monkeypatch.setattr(server_step, "update", fail_for_model_1)
+    states, lines = play_states(experiment, SequentialEngine(experiment.task))
+    failed = [number for number, line in enumerate(lines) if "problem" in line]
+    assert failed
+    for number in failed:
+        assert lines[number]["problem"] == ("global model 1: the new model holds NaN or infinity")
+        before, after = states[number], states[number + 1]
+        if len(before.global_models) == len(after.global_models):
+            used = set(after.models_used_by(np.arange(CLIENTS)).tolist())
+            assert lines[number]["abandoned"] == (used == {1})
 
 
 def test_by_accuracy_as_the_authors_code() -> None:

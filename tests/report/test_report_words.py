@@ -80,6 +80,18 @@ def test_trouble_is_told_plainly(make_comparison: Callable[..., Comparison]) -> 
     assert "No reply was rejected" not in text
 
 
+def test_the_reason_of_an_abandoned_round_is_stated(
+    make_comparison: Callable[..., Comparison],
+) -> None:
+    comparison = make_comparison(seeds("a", [0.5], abandoned=[2]) + seeds("b", [0.4]))
+    run = next(run for run in comparison.runs if run.metrics[1]["abandoned"])
+    for line in run.metrics:
+        if line["abandoned"]:
+            line["problem"] = "the new model holds NaN or infinity"
+    wanted = "a: 1 round was abandoned because the new model holds NaN or infinity (round 2)."
+    assert wanted in say(comparison)
+
+
 def test_quiet_runs_are_told_too(make_run: Callable[..., Run]) -> None:
     assert "No reply was rejected and no round was abandoned." in say(make_run([[0.5, 0.5]]))
 

@@ -144,6 +144,58 @@ def test_over_selection_makes_good_for_drop_out() -> None:
     )
 
 
+class Broken(SequentialEngine):
+    """Replies of some clients hold NaN in some rounds."""
+
+    def __init__(self, task: Any, clients: set[int], rounds: range = range(99)):
+        super().__init__(task)
+        self.clients, self.rounds = clients, rounds
+
+    def train(self, work: Any) -> Any:
+        for reply in super().train(work):
+            if work.round in self.rounds and int(reply.client) in self.clients:
+                nan = {name: torch.full_like(x, torch.nan) for name, x in reply.params.items()}
+                reply = reply._replace(params=nan, loss=torch.full_like(reply.loss, torch.inf))
+            yield reply
+
+
+def test_a_rejected_reply_takes_no_slot() -> None:
+    """Seven clients are sampled and five valid replies wanted: the fastest two are rejected, so
+    the other five are used, and none of them is late.
+    """
+    experiment = build(parse_experiment({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
+    work = make_work(experiment, first_state(experiment), 1)
+    times = response_times(
+        work.clients, expected_steps(experiment.task, work), experiment.seconds, work.key
+    )
+    fastest = set(work.clients[np.argsort(times)[:2]].tolist())
+    _, lines = run_rounds(experiment, Broken(experiment.task, fastest), 1)
+    assert (lines[0]["invited"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 0)
+    assert {rejection["client"] for rejection in lines[0]["rejected"]} == fastest
+    assert lines[0]["simulated_seconds"] == pytest.approx(times.max())
+    assert lines[0]["train_loss"] > 0  # infinite losses of rejected replies are not in the mean
+
+
+def test_stale_replies_are_used_where_no_new_one_is_valid() -> None:
+    changes = {"round.deadline": "quantile(share=0.6)", "round.late": "use"}
+    experiment = build(parse_experiment({}, SLOW | changes))
+    _, before = run_rounds(experiment, SequentialEngine(experiment.task), 6)
+    arrival = next(line["round"] for line in before if line["stale_used"])
+    engine = Broken(experiment.task, set(range(10)), range(arrival, arrival + 1))
+    _, lines = run_rounds(experiment, engine, arrival)
+    line = lines[-1]
+    assert line["stale_used"] == line["replies"] > 0
+    assert not line["abandoned"]
+
+
+def test_an_abandoned_round_uses_no_stale_reply() -> None:
+    changes = {"round.deadline": "quantile(share=0.6)", "round.late": "use"}
+    experiment = build(parse_experiment({}, SLOW | changes | {"round.min_replies": 5}))
+    _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 6)
+    assert any(line["abandoned"] for line in lines)
+    assert all(line["stale_used"] == 0 for line in lines if line["abandoned"])
+
+
 def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
     """One round of gossip without a warm-up: whoever answers within the deadline ends with the
     trained model of a run without one, the others with the mix.
@@ -204,5 +256,7 @@ def test_what_cannot_wait_is_refused() -> None:
         build(
             parse_experiment({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3})
         )
+    with pytest.raises(InputError, match="min_replies has no meaning without a server"):
+        build(parse_experiment({}, SLOW | {"method": "random(peers=2)", "round.min_replies": 3}))
     with pytest.raises(InputError, match="over_selection must be at least 1"):
         parse_experiment({}, {"round.over_selection": 0.5})

@@ -52,6 +52,7 @@ class LogProgress:
             twentieth == self.shown
             and number != self.total
             and not line["rejected"]
+            and not line["abandoned"]
             and not line.get("no_response")
         ):
             return
@@ -170,6 +171,9 @@ def describe_round(line: dict[str, Any]) -> str:
     >>> metrics = {"accuracy": None, "rejected": [], "no_response": [4, 7], "abandoned": False}
     >>> describe_round(metrics)
     ', no answer: client 4, client 7'
+    >>> problem = "the new model holds NaN or infinity"
+    >>> describe_round({"accuracy": None, "rejected": [], "abandoned": True, "problem": problem})
+    ', round abandoned: the new model holds NaN or infinity'
     """
     text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"
     if line["rejected"]:
@@ -183,7 +187,10 @@ def describe_round(line: dict[str, Any]) -> str:
         text += f", no answer: {', '.join(f'client {client}' for client in silent[:3])}" + (
             f" and {len(silent) - 3} more" if len(silent) > 3 else ""
         )
-    return text + (", round abandoned" if line["abandoned"] else "")
+    if line["abandoned"]:
+        reason = line.get("problem")
+        text += f", round abandoned: {reason}" if reason else ", round abandoned"
+    return text
 
 
 def duration(seconds: float) -> str:

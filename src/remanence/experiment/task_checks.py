@@ -49,6 +49,11 @@ def _has_batch_of_one(task: TrainingTask) -> bool:
 def check_stragglers(config: Experiment, method: ComposedMethod) -> None:
     """Refuse settings for late replies that a method cannot use."""
     decentralized = method.part_filling("peers") is not None
+    if decentralized and config.round.min_replies > 1:
+        raise InputError(
+            "round.min_replies has no meaning without a server, where every client keeps its own"
+            " model: leave it out"
+        )
     if decentralized and config.round.over_selection > 1:
         raise InputError(
             "round.over_selection has no meaning without a server, which would wait for a"

@@ -287,6 +287,12 @@ def rejections(run: Run) -> Counter[tuple[int, str]]:
     )
 
 
+def abandonment_reasons(run: Run) -> list[str]:
+    """Why rounds were abandoned although enough replies arrived, each reason once."""
+    found = [str(line.get("problem") or "") for line in run.metrics if line.get("abandoned")]
+    return [reason for reason in dict.fromkeys(found) if reason]
+
+
 def abandoned_rounds(run: Run) -> list[int]:
     """The rounds that were abandoned."""
     return sorted({int(line["round"]) for line in run.metrics if line.get("abandoned")})

@@ -12,6 +12,7 @@ from remanence.metrics.group_stats import rank_clients, same_cluster_share, wors
 from remanence.metrics.groups import (
     Group,
     abandoned_rounds,
+    abandonment_reasons,
     mean_of,
     primary_model,
     rejections,
@@ -216,9 +217,10 @@ def _describe_rejections(groups: Sequence[Group], rows: Sequence[MethodRow]) -> 
             rounds = sorted({round for run in group.runs for round in abandoned_rounds(run)})
             shown = ", ".join(map(str, rounds[:MAX_ROUNDS]))
             shown += ", …" if len(rounds) > MAX_ROUNDS else ""
+            reasons = [reason for run in group.runs for reason in abandonment_reasons(run)]
+            reason = "; ".join(dict.fromkeys(reasons)) or "too few replies were valid"
             sentences.append(
-                f"{row.label}: {describe_abandoned(row)} because too few replies were valid"
-                f" (round {shown})."
+                f"{row.label}: {describe_abandoned(row)} because {reason} (round {shown})."
             )
     if not sentences and any(row.seeds for row in rows):
         return ["No reply was rejected and no round was abandoned."]

@@ -57,6 +57,8 @@ class FederatedRound:
             **self._other_metrics(state, work, replies, rejections),
         }
         updates = self._aggregate(state, work, replies, metrics)
+        if metrics["abandoned"] and straggler_metrics.get("stale_used"):
+            metrics["stale_used"] = 0
         clients = np.empty(0, dtype=np.int64)
         if replies is not None and updates:
             clients = replies.client.cpu().numpy()
@@ -99,11 +101,10 @@ class FederatedRound:
         """The server's updates; none in an abandoned round, which `metrics` then explain."""
         if replies is None or metrics["abandoned"]:
             return {}
-        try:
-            return update_servers(self.experiment, self.engine, state, work, replies)
-        except AggregationFailed as problem:
-            metrics |= {"abandoned": True, "problem": str(problem)}
-            return {}
+        updates, problems = update_servers(self.experiment, self.engine, state, work, replies)
+        if problems:
+            metrics |= {"abandoned": not updates, "problem": "; ".join(problems)}
+        return updates
 
     def _evaluate_local_models(
         self, state: RunState, work: ClientWork, replies: Reply, updates: Updates
@@ -150,25 +151,34 @@ def models_for(state: RunState, clients: np.ndarray) -> ModelState:
 
 def update_servers(
     experiment: BuiltExperiment, engine: Engine, state: RunState, work: ClientWork, replies: Reply
-) -> Updates:
-    """Aggregate the replies for every global model that a client has trained."""
+) -> tuple[Updates, list[str]]:
+    """Aggregate the replies for every global model that a client has trained.
+
+    Returns:
+        The updates, and why there is none for a model whose aggregation failed: it does not change.
+    """
     used = state.models_used_by(replies.client.cpu().numpy())
-    updates = {}
+    updates: Updates = {}
+    problems = []
     for number in np.unique(used).tolist():
         own_replies = replies
         if len(state.global_models) > 1:
             index = torch.from_numpy(np.flatnonzero(used == number))
             own_replies = replies.select(index.to(replies.client.device))
-        updates[number] = server_step.update(
-            experiment.task,
-            state.global_models[number],
-            own_replies,
-            work.round,
-            work.key if number == 0 else work.key.fold_in("model", number),
-            work.optimizer_hparams,
-            engine,
-        )
-    return updates
+        try:
+            updates[number] = server_step.update(
+                experiment.task,
+                state.global_models[number],
+                own_replies,
+                work.round,
+                work.key if number == 0 else work.key.fold_in("model", number),
+                work.optimizer_hparams,
+                engine,
+            )
+        except AggregationFailed as problem:
+            model = f"global model {number}: " if len(state.global_models) > 1 else ""
+            problems.append(f"{model}{problem}")
+    return updates, problems
 
 
 def aggregation_shares(state: RunState, clients: np.ndarray, updates: Updates) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
+import torch
 
 from remanence.core import pytree
 from remanence.core.engine import ClientWork, Engine, Rejection
@@ -45,7 +46,8 @@ def reply_metrics(
     replies: Reply | None, rejections: list[Rejection], no_response: list[int]
 ) -> dict[str, Any]:
     """The columns of metrics.jsonl on a round's replies."""
-    loss = None if replies is None else finite_or_none(float(replies.loss.double().mean()))
+    losses = torch.zeros(0) if replies is None else replies.loss.double()
+    loss = finite_or_none(float(losses[torch.isfinite(losses)].mean()))
     return {
         "train_loss": loss,
         "replies": 0 if replies is None else replies.num_clients,

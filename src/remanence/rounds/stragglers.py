@@ -32,27 +32,35 @@ def split_stragglers(
 ) -> StragglerSplit:
     """Split the replies of a round into those on time and those late.
 
-    Without slow clients and deadlines all of them are on time. Late ones are discarded or, with
+    Without slow clients and deadlines all of them are on time. The server waits for a number of
+    valid replies: rejected ones do not count. Late replies are discarded or, with
     `round.late=use`, used in the round in which they arrive.
+
+    Args:
+        experiment: Names the deadline, the number of replies and what becomes of late ones.
+        state: Before the round; holds the stale replies of earlier rounds.
+        work: Of the round.
+        replies: The valid ones; None: there are none.
     """
     if not experiment.has_stragglers:
         return StragglerSplit(replies, (), {})
     times, deadline = _times(experiment, work)
-    on_time = on_time_mask(times, experiment.cohort_size, deadline)
+    replied = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
+    position = np.searchsorted(work.clients, replied)
+    first = on_time_mask(times[position], experiment.cohort_size, deadline)
+    on_time = np.zeros(len(times), dtype=bool)
+    on_time[position[first]] = True
     duration = round_duration(times, on_time, experiment.cohort_size, deadline)
-    metrics = _metrics(~on_time, duration)
-    if replies is None:
-        return StragglerSplit(None, state.stale, metrics)
-    position = np.searchsorted(work.clients, replies.client.cpu().numpy())
-    replied_on_time = on_time[position]
-    used = _select(replies, replied_on_time) if replied_on_time.any() else None
+    metrics = _metrics(len(times), ~first, duration)
+    used = None if replies is None or not first.any() else _select(replies, first)
     if experiment.config.round.late == "discard":
         return StragglerSplit(used, (), metrics)
-    delays = np.maximum(1, rounds_late(times, duration)[position])
     pending = list(state.stale)
-    for number in np.flatnonzero(~replied_on_time).tolist():
-        reply = replies.select(slice(number, number + 1))
-        pending.append(StaleReply(reply, work.start, work.round + int(delays[number])))
+    delays = np.maximum(1, rounds_late(times, duration)[position])
+    if replies is not None:
+        for number in np.flatnonzero(~first).tolist():
+            reply = replies.select(slice(number, number + 1))
+            pending.append(StaleReply(reply, work.start, work.round + int(delays[number])))
     arrived = [stale for stale in pending if stale.arrival_round <= work.round]
     staleness = float(experiment.config.round.staleness)
     for stale in arrived:
@@ -71,7 +79,7 @@ def late_mask(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray
         return np.zeros(len(work.clients), dtype=bool), {}
     times, deadline = _times(experiment, work)
     late = times > deadline
-    return late, _metrics(late, float(min(deadline, times.max())))
+    return late, _metrics(len(late), late, float(min(deadline, times.max())))
 
 
 def _times(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, float]:
@@ -81,8 +89,8 @@ def _times(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, f
     return times, experiment.deadline(times)
 
 
-def _metrics(late: np.ndarray, duration: float) -> dict[str, Any]:
-    return {"invited": len(late), "late": int(late.sum()), "simulated_seconds": duration}
+def _metrics(invited: int, late: np.ndarray, duration: float) -> dict[str, Any]:
+    return {"invited": invited, "late": int(late.sum()), "simulated_seconds": duration}
 
 
 def _select(replies: Reply, mask: np.ndarray) -> Reply:
