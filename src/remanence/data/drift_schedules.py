@@ -38,12 +38,15 @@ class DriftSchedule:
         assign: (clients, time steps, key) -> cluster numbers [T, K] int64.
         clients: the only number of clients the schedule is defined for; None: any.
         steps: the largest number of time steps it is defined for; None: any.
+        resample: whose examples are drawn anew at a time step, unless the experiment says:
+            "everyone", or "changed" for the clients that change their cluster.
     """
 
     clusters: int
     assign: Callable[[int, int, Key], np.ndarray]
     clients: int | None = None
     steps: int | None = None
+    resample: str = "everyone"
 
     def __call__(self, clients: int, steps: int, key: Key) -> np.ndarray:
         """Return the cluster of each client at each time step. [T, K] int64"""
@@ -170,7 +173,7 @@ def staggered(*, clusters: int = 2) -> DriftSchedule:
             )
         return pattern[:steps, np.arange(clients) % pattern.shape[1]]
 
-    return DriftSchedule(clusters, assign, steps=len(pattern))
+    return DriftSchedule(clusters, assign, steps=len(pattern), resample="changed")
 
 
 def table(*, path: str = "") -> DriftSchedule:
@@ -199,7 +202,9 @@ def table(*, path: str = "") -> DriftSchedule:
             )
         return cells[:steps].copy()
 
-    return DriftSchedule(int(cells.max()) + 1, assign, clients=cells.shape[1], steps=len(cells))
+    return DriftSchedule(
+        int(cells.max()) + 1, assign, cells.shape[1], len(cells), resample="changed"
+    )
 
 
 DRIFT_SCHEDULES: dict[str, Callable[..., DriftSchedule]] = {

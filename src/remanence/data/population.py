@@ -111,8 +111,8 @@ class FederatedPopulation:
 
         if self.num_concepts > 1:
             raise InputError(
-                "centralized pools all data in one place, which has no meaning while"
-                " clients differ in their concepts: leave drift out"
+                "the data of all clients cannot be pooled in one place while clients differ in"
+                " their concepts: leave drift out"
             )
         cluster = np.zeros(1, dtype=np.int64)
         steps = (ClientData(merge(s.train), merge(s.valid), cluster) for s in self.time_steps)

@@ -154,7 +154,6 @@ def _partition_over_time(
             drift.time_steps,
             key.fold_in("drift"),
         )
-        renew = drift.resample or ("changed" if call.name in ("staggered", "table") else "everyone")
         dealt = drift_sampling.sample_examples(
             assignment,
             concepts,
@@ -162,7 +161,7 @@ def _partition_over_time(
             rows,
             drift.samples,
             drift.validation or valid,
-            renew,
+            drift.resample or schedule.resample,
             key.fold_in("drift"),
         )
     steps = tuple(
