@@ -13,9 +13,9 @@ import torch
 from methods.small_task import make_experiment, make_net
 from torch import Tensor, nn
 
+from remanence.core.compose_checks import check
 from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import InputError
-from remanence.core.method_checks import check
 from remanence.core.slots import Method, Part, Phase
 from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine

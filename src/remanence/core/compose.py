@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, ParamSpec
 
 from remanence.core import expressions
+from remanence.core.compose_checks import check
 from remanence.core.contexts import Context, PeerContext, ServerContext
 from remanence.core.declarations import Mechanism
-from remanence.core.method_checks import check
 from remanence.core.slots import STAGES, Method, Optimizer, Part
 from remanence.core.types import TaskInfo
 

@@ -25,9 +25,9 @@ Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
 LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
 
-# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must work for
-# any names of parameters, those of ctx.start: to count effective steps, fednova applies it to a
-# model with a single parameter. What needs ctx.client_state by name belongs into a transform
+# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must work
+# for any names of parameters, those of ctx.start: to count effective steps, fednova applies it to a
+# model with a single parameter. What needs ctx.client_state by name belongs in a transform
 Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
@@ -37,8 +37,8 @@ Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 # are dropped at the end of the round
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
 
-# -> client_state, payload; the model is the trained one, ctx.steps those of all phases. The state has
-# only names that `Part.client_state` has
+# -> client_state, payload; the model is the trained one, ctx.steps those of all phases. The state
+# has only names that `Part.client_state` has
 OnClientEnd = Callable[[Context, ModelState, ClientOps], tuple[Tree, Tree]]
 
 # (old, new) -> bool scalar: is the phase's result kept?
@@ -245,7 +245,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Method:
-    """Parts joined by `+`. Whether they fit together is checked by `method_checks.check`."""
+    """Parts joined by `+`. Whether they fit together is checked by `compose_checks.check`."""
 
     parts: tuple[Part, ...]
 

@@ -18,9 +18,9 @@ import torch
 
 from remanence.config import Experiment
 from remanence.core.compose import parse_method
+from remanence.core.compose_checks import SERVER_SLOTS
 from remanence.core.engine import Engine
 from remanence.core.errors import InputError
-from remanence.core.method_checks import SERVER_SLOTS
 from remanence.core.slots import Method, Part
 from remanence.data import DATASETS
 from remanence.data.dataset import ArrayDataset

@@ -96,7 +96,6 @@ def update(
         )
 
     weights = _client_weights(task, replies, context("weigh"))
-
     aggregate = aggregator_of(method)
     total = _partial_sum(aggregate, weights, replies, context("combine"))
     delta = aggregate.finalize(total, context("combine"))
@@ -108,7 +107,6 @@ def update(
         state[update_hook.name] = changed
     merge_buffers = aggregate.buffers or average_buffers
     merged = ModelState(params, merge_buffers(server.model.buffers, replies.buffers, weights))
-
     model = merged
     if method.hook("server_train") is not None:
         model = _train_at_server(
@@ -192,7 +190,7 @@ def _check_weights(raw: Tensor) -> Tensor:
 
 
 def _check_names(part: str, slot: str, new: Tree, old: Tree) -> None:
-    """Raise unless a function at the server returns all entries of what it replaces, and no other."""
+    """Raise unless a function at the server returns exactly the entries of what it replaces."""
     returned, wanted = set(pytree.flatten(new)), set(pytree.flatten(old))
     if returned != wanted:
         path = sorted(returned ^ wanted)[0]
