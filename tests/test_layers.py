@@ -178,11 +178,21 @@ def test_every_package_has_a_docstring() -> None:
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))), folder
 
 
+def is_type_variable(value: ast.expr) -> bool:
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id in ("TypeVar", "ParamSpec")
+    )
+
+
 def type_names(node: ast.stmt) -> list[str]:
-    """Public classes and type aliases that a statement defines."""
+    """Public classes, type aliases and type variables that a statement defines."""
     if isinstance(node, ast.ClassDef):
         names = [node.name]
-    elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+    elif isinstance(node, ast.Assign) and (
+        isinstance(node.value, ast.Subscript | ast.BinOp) or is_type_variable(node.value)
+    ):
         names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         names = [name for name in names if name[:1].isupper() and not name.isupper()]
     else:

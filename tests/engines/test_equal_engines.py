@@ -409,9 +409,9 @@ def test_scores_by_hand(name: str) -> None:
 def test_a_net_that_cannot_be_stacked_is_left_to_loop(engine: str, tmp_path: Path) -> None:
     """auto takes another engine, an explicit vectorized is refused with the cure."""
     module = net(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)), features=5)
-    spec = small_experiment("fedavg", {"engine": engine, "rounds": 1}, module=module).config
+    config = small_experiment("fedavg", {"engine": engine, "rounds": 1}, module=module).config
     if engine == "auto":
-        assert start_run(spec, tmp_path / "run", module=module).config.engine == "sequential"
+        assert start_run(config, tmp_path / "run", module=module).config.engine == "sequential"
     else:
         with pytest.raises(InputError, match="engine=sequential"):
-            start_run(spec, tmp_path / "run", module=module)
+            start_run(config, tmp_path / "run", module=module)

@@ -49,8 +49,8 @@ def run(
     changes: dict[str, Any] | None = None,
     module: nn.Module | None = None,
 ) -> Run:
-    spec = small_experiment(method, {"rounds": 2} | (changes or {}), module=module).config
-    return start_run(spec, folder, method=as_method(method), module=module)
+    config = small_experiment(method, {"rounds": 2} | (changes or {}), module=module).config
+    return start_run(config, folder, method=as_method(method), module=module)
 
 
 def personal_lines(run: Run) -> list[dict[str, Any]]:

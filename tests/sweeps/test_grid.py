@@ -139,7 +139,7 @@ def test_a_damaged_plan_is_not_resumed(
         rem.compare("fedavg", seeds=2, out=tmp_path / "c", time_limit=0.0, **SMALL)
     plan = dict(Comparison(tmp_path / "c").plan)
     if engine is None:
-        del plan["specs"]
+        del plan["experiments"]
     (tmp_path / "c" / COMPARISON).write_text(tomli_w.dumps(plan | {"engine": engine or {}}))
     with pytest.raises(InputError, match=fault):
         resume_comparison(tmp_path / "c", progress=NullProgress(), time_limit=TimeLimit(None))

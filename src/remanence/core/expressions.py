@@ -23,7 +23,7 @@ from typing import Any
 from remanence.core.errors import InputError, nearest, unknown
 
 LARGEST = 10**300  # numbers beyond it are rejected
-LONGEST = 2000  # characters of an expression, which a person types
+LONGEST = 2000  # the most characters of an expression
 
 _TOKEN = re.compile(
     r"""\s*(?:

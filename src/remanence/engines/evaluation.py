@@ -60,8 +60,8 @@ def split_rows(task: TrainingTask, split: str, time_step: int) -> PartitionIndic
     """The examples of every client or, on the test split, of every concept."""
     if split == "test":
         return PartitionIndices.concat(task.population.test_ids)
-    holdings = task.population.at(time_step)
-    return holdings.train if split == "train" else holdings.valid
+    client_data = task.population.at(time_step)
+    return client_data.train if split == "train" else client_data.valid
 
 
 @torch.no_grad()

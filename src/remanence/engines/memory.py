@@ -1,4 +1,4 @@
-"""Memory: did it suffice, how many examples fit into it, and what a worker process keeps."""
+"""Out-of-memory errors, the number of examples in a forward pass, and memory of worker processes."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ def check_stackable(task: TrainingTask) -> None:
 
 def needs_padding(task: TrainingTask) -> bool:
     """Do two clients ever have batches of different sizes at the same step?"""
-    for holdings in task.population.time_steps:
+    for client_data in task.population.time_steps:
         for phase in task.phases:
             size_at: dict[int, int] = {}
-            for count in np.unique(holdings.train.sizes):
+            for count in np.unique(client_data.train.sizes):
                 sizes = plan_batches(
                     Key(0), int(count), task.batch_size, phase.epochs, phase.steps, task.drop_last
                 ).batch_sizes

@@ -20,9 +20,9 @@ from remanence.core.errors import RemanenceError
 from remanence.results.run import (
     CHECKPOINTS,
     COMPARISON,
+    EXPERIMENT,
     METRICS,
     RUNS,
-    SPEC,
     Comparison,
     Run,
     load,
@@ -91,7 +91,7 @@ class ReportState:
         """How far a run is; read again only where its files have changed, since a comparison may
         have hundreds of runs.
         """
-        stamps = [_stamp(path) for path in (run / SPEC, run / METRICS, run / CHECKPOINTS)]
+        stamps = [_stamp(path) for path in (run / EXPERIMENT, run / METRICS, run / CHECKPOINTS)]
         if self.progress.get(run, (None, None))[0] != stamps:
             self.progress[run] = (stamps, read_progress(run))
         return self.progress[run][1]
@@ -151,7 +151,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
 
 
 def _is_result(folder: Path) -> bool:
-    return (folder / SPEC).is_file() or (folder / COMPARISON).is_file()
+    return (folder / EXPERIMENT).is_file() or (folder / COMPARISON).is_file()
 
 
 def _runs_below(found: Path) -> list[Path]:
@@ -159,7 +159,7 @@ def _runs_below(found: Path) -> list[Path]:
     if not (found / COMPARISON).is_file():
         return [found]
     try:
-        return sorted(path for path in (found / RUNS).iterdir() if (path / SPEC).is_file())
+        return sorted(path for path in (found / RUNS).iterdir() if (path / EXPERIMENT).is_file())
     except OSError:
         return []
 
@@ -168,7 +168,9 @@ def _files_of(run: Path) -> list[Path]:
     """What a report reads: settings, records, and the folder of the checkpoints."""
     try:
         recorded = sorted(
-            path for path in run.iterdir() if path.suffix == ".bin" or path.name in (SPEC, METRICS)
+            path
+            for path in run.iterdir()
+            if path.suffix == ".bin" or path.name in (EXPERIMENT, METRICS)
         )
     except OSError:
         return []

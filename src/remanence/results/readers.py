@@ -204,9 +204,9 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
     """Refuse a damaged plan of a comparison, and one that names a folder elsewhere."""
-    cells, specs = plan.get("cells"), plan.get("specs")
-    if not isinstance(cells, list) or not (specs is None or isinstance(specs, dict)):
-        raise corrupt_file(path, "it does not list cells and specs")
+    cells, experiments = plan.get("cells"), plan.get("experiments")
+    if not isinstance(cells, list) or not (experiments is None or isinstance(experiments, dict)):
+        raise corrupt_file(path, "it does not list cells and experiments")
     for cell in cells:
         words = (
             [cell.get(name) for name in ("name", "method")] if isinstance(cell, dict) else [None]
@@ -219,8 +219,8 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
             raise corrupt_file(path, f"the cell {cell!r:.60} has no name, method or seed")
         if not FOLDER_NAME.fullmatch(str(words[0])):
             raise corrupt_file(path, f"the cell {words[0]!r:.60} is not the name of a folder")
-        if specs is not None and not isinstance(specs.get(words[0]), dict):
-            raise corrupt_file(path, f"the cell {words[0]!r:.60} has no spec")
+        if experiments is not None and not isinstance(experiments.get(words[0]), dict):
+            raise corrupt_file(path, f"the cell {words[0]!r:.60} has no experiment")
     engine, texts = plan.get("engine", {}), ("name", "reason", "execution")
     if not isinstance(engine, dict) or not all(
         isinstance(value, str) if name in texts else _is_whole(value)

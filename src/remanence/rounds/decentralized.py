@@ -150,7 +150,7 @@ class DecentralizedRound:
 
 def init_client_models(task: TrainingTask) -> ClientModels:
     """All clients before the first round, with the same model."""
-    owner, peers = peer_selection(task)
+    part, peers = peer_selection(task)
     count, device = task.info.num_clients, task.info.device
     models = ModelState(
         *(pytree.clone(pytree.broadcast(tree, count)) for tree in task.model.initial)
@@ -161,7 +161,7 @@ def init_client_models(task: TrainingTask) -> ClientModels:
         best_loss=torch.full((count,), torch.inf, dtype=torch.float64),
         rounds_since_best=torch.zeros(count, dtype=torch.int64),
         early_stopped=torch.zeros(count, dtype=torch.bool),
-        peers=pytree.to({owner.name: peers.init(task.info)}, device),
+        peers=pytree.to({part.name: peers.init(task.info)}, device),
         peer_counts=torch.zeros(count, count, dtype=torch.int64),
     )
 

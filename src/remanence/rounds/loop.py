@@ -30,7 +30,7 @@ from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.metadata import check_same_data
 from remanence.experiment.torch_setup import set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
-from remanence.results.run import CHECKPOINTS, COMPARISON, METADATA, SPEC, Run
+from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, METADATA, Run
 from remanence.rounds.engine_choice import make_run_engine, record_degraded, resolve_engine
 from remanence.rounds.privacy_budget import (
     describe_guarantees,
@@ -81,7 +81,7 @@ def start_run(
     given = [name for name, value in objects.items() if value is not None]
     experiment = replace(experiment, metadata=experiment.metadata | {"objects": given})
     experiment, _ = resolve_engine(experiment, progress, choice)
-    create_output_dir(out, overwrite, (SPEC, COMPARISON))
+    create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     with translate_disk_errors(out, resumable=True), lock(out):
         _write_experiment(out, experiment, experiment.metadata | privacy_metadata(experiment))
         return train(experiment, out, progress, time_limit or TimeLimit(None), title, engine_for)
@@ -153,15 +153,14 @@ def _extend(run: Run, rounds: int) -> Experiment:
         )
     if rounds < config.rounds:
         raise InputError(
-            f"{run.folder} was meant to have {config.rounds} rounds: --rounds {rounds} cannot"
-            " take any back"
+            f"{run.folder} has {config.rounds} rounds: --rounds {rounds} must not be smaller"
         )
     return config.model_copy(update={"rounds": rounds})
 
 
 def _write_experiment(folder: Path, experiment: BuiltExperiment, metadata: dict[str, Any]) -> None:
     text = write_toml(experiment.config, {METADATA: metadata})
-    write_atomically(folder / SPEC, text.encode())
+    write_atomically(folder / EXPERIMENT, text.encode())
 
 
 def privacy_metadata(experiment: BuiltExperiment) -> dict[str, Any]:

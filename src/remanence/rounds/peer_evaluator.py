@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from remanence.core.types import ModelState
-from remanence.results.ledger import HEARD, SIMILARITY
+from remanence.results.ledger import PEER_COUNTS, SIMILARITY
 from remanence.results.summary import summarize
 from remanence.rounds.evaluator import NOT_EVALUATED, Evaluator
 from remanence.rounds.records import Evaluation, ModelCounts, PeerTable, Record
@@ -132,9 +132,9 @@ class PeerEvaluator(Evaluator):
         return records
 
     def _peer_tables(self, client_models: ClientModels, columns: dict[str, Any]) -> list[PeerTable]:
-        tables = [PeerTable(HEARD, client_models.peer_counts.numpy(), columns)]
-        owner = self.experiment.task.method.part_filling("peers")
-        if owner is not None and owner.peers is not None and owner.peers.similarity:
-            similarity = client_models.peers[owner.name][owner.peers.similarity]
+        tables = [PeerTable(PEER_COUNTS, client_models.peer_counts.numpy(), columns)]
+        part = self.experiment.task.method.part_filling("peers")
+        if part is not None and part.peers is not None and part.peers.similarity:
+            similarity = client_models.peers[part.name][part.peers.similarity]
             tables.append(PeerTable(SIMILARITY, similarity.cpu().numpy(), columns))
         return tables

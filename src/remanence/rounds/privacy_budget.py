@@ -138,7 +138,7 @@ def count_passes(task: TrainingTask) -> int:
     as the client with the fewest examples begins again.
     """
     sizes = np.unique(
-        np.concatenate([holdings.train.sizes for holdings in task.population.time_steps])
+        np.concatenate([client_data.train.sizes for client_data in task.population.time_steps])
     )
     passes = 0
     for phase in task.phases:

@@ -58,11 +58,11 @@ def first_state(experiment: BuiltExperiment) -> RunState:
     state = RunState(round=0, time_step=0, server=server_step.init_server(task), client_states={})
     if experiment.is_decentralized:
         state = replace(state, client_models=init_client_models(task))
-    owner = task.method.part_filling("model_assignment")
-    if owner is None or owner.model_assignment is None:
+    part = task.method.part_filling("model_assignment")
+    if part is None or part.model_assignment is None:
         return state
     return replace(
         state,
         model_of_client=torch.zeros(task.info.num_clients, dtype=torch.int64),
-        assignment_state={owner.name: owner.model_assignment.init(task.info)},
+        assignment_state={part.name: part.model_assignment.init(task.info)},
     )

@@ -126,12 +126,12 @@ def aggregator_of(method: ComposedMethod) -> Aggregate:
     """The method's aggregation, each half bound to its own part's state; FedAvg's mean if no part
     brings one.
     """
-    owner = method.part_filling("aggregate")
-    if owner is None or owner.aggregate is None:
+    part = method.part_filling("aggregate")
+    if part is None or part.aggregate is None:
         return mean
-    return owner.aggregate._replace(
-        partial=BoundHook(owner, owner.aggregate.partial),
-        finalize=BoundHook(owner, owner.aggregate.finalize),
+    return part.aggregate._replace(
+        partial=BoundHook(part, part.aggregate.partial),
+        finalize=BoundHook(part, part.aggregate.finalize),
     )
 
 

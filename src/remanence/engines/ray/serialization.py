@@ -101,7 +101,7 @@ class TaskBundle:
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """torch's settings for a whole process: a worker must compute as the run's process would."""
+    """torch's settings for a process: a worker must compute with those of the run's process."""
 
     deterministic: bool
     matmul_tf32: bool
@@ -155,7 +155,7 @@ def pickle_task(task: TrainingTask) -> bytes:
         type(torch.ops): _reduce_by_name,
     }
     base_pickler: Any = cloudpickle.Pickler
-    # ours first
+    # our reducers come first
     pickler = type(
         "TaskPickler",
         (base_pickler,),
