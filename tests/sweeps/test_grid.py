@@ -105,7 +105,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
 def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
     for methods, more, words in [
         ("fedavg; fedavgg", {}, "did you mean fedavg"),
-        ("fedavg; fedavg", {}, "stands twice"),
+        ("fedavg; fedavg", {}, "is given twice"),
         ("", {}, "no methods"),
         ("fedavg", {"grid": {"lr": []}}, "no values"),
         ("fedavg", {"grid": {"lrr": [0.1]}}, "unknown key"),

@@ -117,7 +117,7 @@ class ComposedMethod:
         return [BoundHook(p, getattr(track, half)) for p, track in self._filled("step_tracker")]
 
     def optimizer(self) -> Optimizer | None:
-        """The optimizer of a part, bound to that part's subtree; None where no part fills the slot."""
+        """A part's optimizer, bound to the part's subtree; None where no part fills the slot."""
         filled_by = self.part_filling("optimizer")
         if filled_by is None or filled_by.optimizer is None:
             return None

@@ -1,4 +1,4 @@
-"""The progress display of a run: a bar in a terminal, plain lines elsewhere, nothing with --quiet."""
+"""The progress display of a run: a bar in a terminal, lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 

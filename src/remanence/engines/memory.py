@@ -1,4 +1,4 @@
-"""Out-of-memory errors, the number of examples in a forward pass, and memory of worker processes."""
+"""Out-of-memory errors, the size of forward passes, and the memory of worker processes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Clustered federated learning: several global models, and which of them each client uses. Clients
-are reassigned at the beginning of every time step.
+"""Clustered federated learning: several global models, each used by some of the clients. Clients
+are reassigned to models at the beginning of every time step.
 """
 
 from __future__ import annotations

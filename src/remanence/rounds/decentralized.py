@@ -1,8 +1,9 @@
 """A round without a server: every client has a model of its own, averages it with those of some
 peers and trains the result.
 
-All K clients take the round at once, and use each other's models as they were at the end of the
-round before. No client uses a model that is not finite, or one that has no loss on its examples.
+The clients that are sampled, online and not stopped early take part, all at once: they use the
+models of their peers as these were at the end of the previous round. No client uses a model that is
+not finite, or one that has no valid loss on its examples.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def make_peer_work(
     task, time_step = experiment.task, experiment.config.time_step(max(round, 1))
     stats = experiment.client_stats(clients, time_step)
     start = models
-    # where all train, the stack itself: an engine need not send again what it has sent before
+    # where all train, pass the same stack: an engine recognizes it and does not send it again
     if len(clients) < task.info.num_clients:
         start = models.select(torch.from_numpy(clients).to(task.info.device))
     return ClientWork(

@@ -42,7 +42,7 @@ def resolve_engine(
         )
         progress.log(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
-    # a cluster has cores of its own
+    # 0 for a Ray cluster, whose cores are not those of this machine
     workers = config.workers or (0 if choice.name == "ray" else count_cores())
     resolved = config.model_copy(
         update={

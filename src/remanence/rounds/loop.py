@@ -105,7 +105,7 @@ def resume_run(
     Args:
         folder: The run folder.
         rounds: Extend the run to this number of rounds.
-        progress: As in `start_run`, and so are the others. Objects that the run was started with
+        progress: As in `start_run`, like the arguments below. Objects that the run was started with
             must be given again.
         time_limit: When to stop and save.
         title: Of the progress.
@@ -224,8 +224,8 @@ class TrainingLoop:
         """Run rounds until the last one, the time limit or an interrupt."""
         self._log_privacy_budget()
         try:
-            # the first state too: a model given as an object need not be the same when the run is
-            # resumed
+            # save the first state, too: a model that is given as an object may have other weights
+            # when the run is resumed
             self.save()
             with sigterm_as_interrupt():
                 self._run_rounds(time_limit)
@@ -236,7 +236,8 @@ class TrainingLoop:
                 f" go on with remanence resume {self.folder}",
                 exit_code_of(stop),
             ) from None
-        # engines retry in smaller pieces; what they are given is not split
+        # engines retry with smaller stacks and batches; if memory still does not suffice, the run
+        # ends
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

@@ -26,7 +26,7 @@ class SelectedPeers(NamedTuple):
     """The peers that each client averages with."""
 
     averages: tuple[PeerAverage, ...]  # one after the other
-    state: Tree  # by part: what clients remember of their peers
+    state: Tree  # by part: the state of the peer selection
     rejections: list[Rejection]  # of clients whose models no peer may use
 
 
@@ -39,15 +39,15 @@ def select_peers(
     active: np.ndarray,
     key: Key,
 ) -> SelectedPeers:
-    """Score the candidates that the method names, and let it select from them.
+    """Score the candidates that the method returns, and have the method select from them.
 
     Args:
         experiment: Names the method and which clients reach each other.
         engine: Scores candidates on the training examples of the client that considers them.
         client_models: At the beginning of the round.
         round: From 1.
-        online: [K] bool, clients that can be asked.
-        active: [K] bool, clients that ask.
+        online: [K] bool, clients whose models can be used.
+        active: [K] bool, clients that take part.
         key: The round's.
     """
     task, time_step = experiment.task, experiment.config.time_step(round)

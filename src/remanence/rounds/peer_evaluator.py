@@ -1,4 +1,4 @@
-"""Evaluates the clients' models of a round without a server: asks the engine and returns counts."""
+"""Evaluates the clients' models of a round without a server, and returns their counts."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class PeerEvaluator(Evaluator):
         return Evaluation(records + best, rows)
 
     def same_cluster_share(self, time_step: int, peer_counts: Tensor) -> float | None:
-        """The share of models that came from clients of the receiver's own cluster; None where
-        no client used any.
+        """The share of used peers that are in the client's own cluster; None where no client used
+        any.
 
         Args:
             time_step: Of the round.

@@ -35,9 +35,9 @@ def has_personal_models(task: TrainingTask) -> bool:
 def finetune_task(task: TrainingTask) -> TrainingTask | None:
     """Fine-tuning as a task for an engine; None where nothing is fine-tuned.
 
-    It is plain training: of the method only the loss, the optimizer and the phase itself are left.
-    Corrections, regularizers, distillation and frozen parameters serve the aggregation, and nothing
-    is aggregated here; the phase's `trainable` alone decides what is trained.
+    Only the loss, the optimizer and the phase of the method are used. Its corrections,
+    regularizers, distillation and frozen parameters serve the aggregation, and personal models are
+    not aggregated. The `trainable` of the phase alone selects the trained parameters.
     """
     part = task.method.part_filling("personalize")
     if part is None or part.personalize is None:

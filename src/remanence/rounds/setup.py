@@ -44,7 +44,7 @@ def make_round(
         experiment: Of the run.
         engine: Trains and evaluates.
         folder: Of the run.
-        file_lengths: Of its append-only files; everything beyond is cut off.
+        file_lengths: Of its append-only files at the last checkpoint; everything beyond is cut off.
     """
     writer = RunWriter(folder, experiment, file_lengths or {})
     if experiment.is_decentralized:

@@ -1,5 +1,5 @@
-"""A small experiment to try things on, and the means to compare what comes out: what the
-checkers in `__init__.py` and our own tests are made of.
+"""Small experiments on a toy task, and functions that compare their results: used by the checkers
+of this package and by our own tests.
 """
 
 from __future__ import annotations
