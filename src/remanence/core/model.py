@@ -136,7 +136,7 @@ class FeatureHook:
         self.seen = inputs[0]
 
     def release(self) -> Tensor | None:
-        """Return the input and forget it: a tensor of a finished vmap must not be kept."""
+        """Return the input and delete it: a tensor of a finished vmap must not be kept."""
         seen, self.seen = self.seen, None
         return seen
 

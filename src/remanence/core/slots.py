@@ -65,7 +65,9 @@ class StepTracker(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A stretch of local training. Exactly one of epochs and steps is positive."""
+    """Consecutive local steps that train the same parameters. Exactly one of epochs and steps is
+    positive.
+    """
 
     epochs: int = 0
     steps: int = 0
@@ -114,8 +116,8 @@ class PeerAverage(NamedTuple):
     """An average of a client's model with those of some peers, weighted by their numbers of
     training examples.
 
-    Averages of a round follow each other: the client's model is the one averaged so far, and the
-    peers' models are those at the end of the previous round.
+    The averages of a round are computed one after the other: the client's model is the result of
+    the one before, and the peers' models are those at the end of the previous round.
     """
 
     peers: Tensor  # [K, m] int64, -1: no peer

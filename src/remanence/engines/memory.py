@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from remanence.core.model import Model
 from remanence.training.task import TrainingTask
 
-# A forward pass for evaluation uses at most this part of a GPU's memory. It is a part of all of it:
-# what is free differs between start and resume, and the bits with it.
+# A forward pass for evaluation uses at most this part of a GPU's total memory. The free memory may
+# differ when a run is resumed, and the last bits depend on the size of a pass.
 MEMORY_PART = 1 / 16
 LIVE_ACTIVATIONS = 4  # activations as large as the largest that must fit at once
 MAX_ROWS = 100_000  # more examples in one pass gain nothing on a GPU

@@ -150,7 +150,7 @@ def unpack_work(message: Any, start: ModelState | None, broadcast: Any) -> Clien
 
 
 def pack(value: Any) -> Any:
-    """Tensors as numpy arrays: a pipe then carries plain bytes and no shared-memory handles."""
+    """Tensors as numpy arrays: a pipe then sends plain bytes instead of shared-memory handles."""
     if isinstance(value, Tensor):
         return _PackedArray(value.detach().contiguous().numpy())
     if isinstance(value, dict):

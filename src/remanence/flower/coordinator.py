@@ -1,8 +1,8 @@
 """A run on a federation: the rounds of `rounds.loop` with the engine `flower`.
 
 The coordinator holds the model, the method's server state and, if it has any, its own test and
-public sets. The same call resumes a run that was interrupted: sites have kept their clients' state,
-and a request that is repeated gets the same reply.
+public sets. The same call resumes a run that was interrupted: sites store their clients' states
+and their last replies, so a repeated request gets the same reply.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def run_experiment(
         "examples": describe_examples(experiment),
     }
     with translate_disk_errors(out), lock(out):
-        if existing is None:  # now, so that even the wait for sites can be interrupted
+        if existing is None:  # before the wait for sites, which may be interrupted
             no_labels = experiment.metadata | {"label_counts": []}
             _write_config(out, replace(experiment, metadata=no_labels), name)
         verb = "new run" if existing is None else "resuming run"

@@ -1,4 +1,4 @@
-"""`remanence flower quickstart`: a federation on this machine, secured as between machines."""
+"""`remanence flower quickstart`: a federation on this machine, with TLS and registered keys."""
 
 from __future__ import annotations
 

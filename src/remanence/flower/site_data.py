@@ -2,8 +2,8 @@
 
 The task has all K clients of the experiment, so that a client has the same number everywhere, but
 only the site's own clients have examples. In trials these are the clients' shares of a published
-data set, with the same ids as on one machine, and so are the results. Real sites number their own
-examples, and the ids never leave them.
+data set, with the same ids as on one machine, so that the results are the same. Real sites number
+their own examples, and never send the ids.
 """
 
 from __future__ import annotations
@@ -229,6 +229,6 @@ def _normalize_with(
 
 
 def _client_side(p: Part) -> Part:
-    """A part without its server functions, which may need what no single site has."""
+    """A part without its server functions, which may need data that a site does not have."""
     unset: dict[str, Any] = dict.fromkeys(NOT_AT_SITES)
     return replace(p, needs_public_data=False, **unset)

@@ -1,6 +1,6 @@
 """Reports: tables, figures and sentences about runs and comparisons, from their folders alone.
 
-- Words: `summary_text` (the summary), `phrases` (shared with `remanence diagnose`), `setup_table`
+- Texts: `summary_text` (the summary), `phrases` (shared with `remanence diagnose`), `setup_table`
   (what was run), `privacy` (guarantees), `attacks` (robustness).
 - Tables: `table_columns`, `tables`, `latex`.
 - Figures, pure functions of groups of runs, one subject a file: `curves`, `cost`, `classes`,

@@ -1,8 +1,8 @@
-"""What the live report knows about the watched folders: which results they hold, whether files have
-changed, how far runs are, and the page about them.
+"""The state of the live report: the results in the watched folders, whether files have changed, the
+progress of runs, and the page about them.
 
-A file may be in the middle of a write, or cut off by a killed run: that is no error. The last page
-is kept, and files are read again when they have changed.
+A file that is incomplete, because it is being written or a run was killed, is no error: the last
+page is kept, and the file is read again when it has changed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ReportState:
                 return self.rendered
             try:
                 content = self._render()
-            # a file in the middle of a write
+            # a file is being written
             except (RemanenceError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
                 own = isinstance(error, RemanenceError)
                 self.error = str(error) if own else f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """Reads the files of a run folder, which may come from another person, and checks them before
-anything is computed: a file that is not as we write it is refused with one sentence.
+anything is computed: a file in another format is refused with an error of one sentence.
 
-A last line or record that a crash has cut short is no damage, and is left out.
+An incomplete last line or record, as a crash leaves it, is no error, and is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remanence.results.columns import NUMBERS
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
 LARGEST_NUMBER = 1e300
 MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000  # measures allocate tables for them
-# of a run in a comparison: it cannot lead out of the comparison's folder
+# of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
 

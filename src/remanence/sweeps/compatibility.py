@@ -1,5 +1,5 @@
-"""Can the clients of two runs train in one stack? They can where one function computes the steps of
-both: where the runs differ only in data, seeds and numbers.
+"""Can the clients of two runs train in one stack? They can if the same function computes the steps
+of both: if the runs differ only in data, seeds and numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remanence.training.task import TrainingTask
 
 
 def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
-    """Do the clients of both runs compute the same function of other data and numbers?"""
+    """Do the clients of both runs compute the same function, of different data and numbers?"""
     a, b = one.task, other.task
     if any(
         p.centralized for p in a.method.parts

@@ -1,8 +1,8 @@
 """Trees and tasks as bytes, for another machine.
 
 Arrays cross a process boundary far faster than tensors, and an object store maps them into every
-worker of a node without a copy. Models and states therefore travel as arrays and are copied on
-arrival, since the receiver may change them. Examples are only read, and stay in the store.
+worker of a node without a copy. Models and states are therefore sent as arrays, and the receiver
+copies them, since it may change them. Examples are only read, and stay in the store.
 
 A task has functions as well as numbers, so it is pickled: for our own workers, never for a file.
 """
