@@ -41,7 +41,7 @@ def count_lies(
     check_range(factor > 0, "attack count_lies", "factor", "above 0", factor)
     if factor == 1 and claim == "true":
         raise InputError(
-            "attack count_lies: factor=1 with claim=true tells the truth: give another factor,"
+            "attack count_lies: factor=1 with claim=true changes nothing: give another factor,"
             " or claim=inverse"
         )
 

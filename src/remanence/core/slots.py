@@ -173,7 +173,7 @@ class Part:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     # numbers that functions read as tensors: ctx.hyper, srv.hyper
     hyper: Mapping[str, float] = field(default_factory=dict)
-    # arguments that decide the shape of the program, which functions read as Python values
+    # arguments that change which operations run; functions read them as Python values
     static: tuple[str, ...] = ()
     # slots that at most one part of a method fills
     loss: Loss | None = None

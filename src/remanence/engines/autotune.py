@@ -185,8 +185,10 @@ def _choose_for_fast_steps(
             timings.run(Candidate("processes", worker_stack), TRIAL_STEPS)
         timings.refine(length)
     best = timings.best
-    why = f"; {NO_STACK}" if padded else ""
-    reason = f"{best}: milliseconds a local step of one client: {timings}{why}{timings.failure}"
+    no_stack = f"; {NO_STACK}" if padded else ""
+    reason = (
+        f"{best}: milliseconds a local step of one client: {timings}{no_stack}{timings.failure}"
+    )
     return best.to_choice(threads, reason, best.stack if best.name == "processes" else stack)
 
 
@@ -265,11 +267,13 @@ class Timings:
     def refine(self, length: int) -> None:
         """Also measure traced and compiled steps, where a run of `length` steps gains by them."""
         eager = {each: s for each, s in self.times.items() if each.name != "sequential"}
-        hopeful = [each for each, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest]
+        candidates = [
+            each for each, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest
+        ]
         for execution in EXECUTIONS[1:]:
             if execution == "compiled" and length * self.fastest < COMPILING_PAYS_S:
                 break
-            for candidate in hopeful:
+            for candidate in candidates:
                 self.run(candidate._replace(execution=execution), LONG_TRIAL_STEPS)
 
     @property

@@ -93,10 +93,10 @@ def max_activation_bytes(model: Model, x: Tensor) -> int:
 def disable_malloc_trim() -> None:
     """Keep freed memory in this process from now on.
 
-    glibc maps every large buffer anew and unmaps it when it is freed, and every page then costs a
-    fault; each step of a CNN frees what the next step allocates again. The process stays as large
-    as it ever was. That suits workers, which repeat the same work; it is not done to a user's own
-    process. Without glibc (macOS, musl) nothing happens.
+    glibc maps every large buffer when it is allocated and unmaps it when it is freed, and every
+    page then costs a fault; each step of a CNN frees what the next step allocates again. The
+    process stays as large as it ever was. That suits workers, which repeat the same work; it is not
+    done to a user's own process. Without glibc (macOS, musl) nothing happens.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

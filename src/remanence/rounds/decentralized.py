@@ -143,7 +143,7 @@ class DecentralizedRound:
         trained = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
         evaluation = self.evaluator.after_round(state, client_models, moments, trained)
         line = self.writer.write_evaluation(evaluation, metrics)
-        if self.evaluator.should_evaluate(state.round):  # counted anew from here
+        if self.evaluator.should_evaluate(state.round):  # then the counts start again from 0
             counts = torch.zeros_like(client_models.peer_counts)
             state = replace(state, client_models=replace(client_models, peer_counts=counts))
         return replace(state, file_lengths=self.writer.commit()), line
