@@ -81,12 +81,12 @@ def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
         "fedavg", {"clients.count": 2, "clients.sample": 2}, module=module
     )
     parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
-    holdings = ClientData(
+    client_data = ClientData(
         PartitionIndices.concat(parts),
         PartitionIndices.concat([nothing, nothing]),
         np.zeros(2, np.int64),
     )
-    population = replace(experiment.task.population, time_steps=(holdings,))
+    population = replace(experiment.task.population, time_steps=(client_data,))
     return replace(experiment, task=replace(experiment.task, population=population))
 
 

@@ -233,11 +233,11 @@ def with_clients(experiment: BuiltExperiment, *steps: list[int]) -> BuiltExperim
     """The experiment with clients of exactly these sizes at each time step; rows change hands
     in between.
     """
-    holdings = []
+    client_data = []
     for number, sizes in enumerate(steps):
         rows = np.roll(np.arange(sum(sizes)), 5 * number)
         parts = np.split(rows, np.cumsum(sizes)[:-1])
-        holdings.append(
+        client_data.append(
             ClientData(
                 PartitionIndices.concat(parts),
                 PartitionIndices.concat([part[:1] for part in parts]),
@@ -245,7 +245,7 @@ def with_clients(experiment: BuiltExperiment, *steps: list[int]) -> BuiltExperim
             )
         )
     world = replace(experiment.task.info, num_clients=len(steps[0]))
-    population = replace(experiment.task.population, time_steps=tuple(holdings))
+    population = replace(experiment.task.population, time_steps=tuple(client_data))
     return replace(
         experiment,
         cohort_size=len(steps[0]),

@@ -192,18 +192,18 @@ def test_validation_is_of_everybodys_best_model_on_its_own_rows(
     recorded: tuple[Run, BuiltExperiment],
 ) -> None:
     run, experiment = recorded
-    best, holdings = last_client_models(run).best, experiment.task.population.at(1)
+    best, client_data = last_client_models(run).best, experiment.task.population.at(1)
     right = 0
     for client in range(CLIENTS):
         labels, predicted, _ = predict(
             experiment,
             best.select(client),
             experiment.task.train,
-            holdings.valid.for_client(client),
+            client_data.valid.for_client(client),
         )
         right += int((labels == predicted).sum())
     (line,) = [line for line in run.metrics if line["split"] == "valid" and line["round"] == 6]
-    assert line["accuracy"] == pytest.approx(right / len(holdings.valid.ids))
+    assert line["accuracy"] == pytest.approx(right / len(client_data.valid.ids))
 
 
 def test_the_moments_of_a_round(tmp_path: Path) -> None:

@@ -43,16 +43,16 @@ def test_label_shares_follow_the_drift() -> None:
     source, population = experiment.dataset, experiment.task.population
     swap = {0: np.arange(4), 1: np.array([1, 0, 2, 3])}
     for step in range(STEPS):
-        stats, holdings = experiment.client_stats(everybody, step), population.at(step)
+        stats, client_data = experiment.client_stats(everybody, step), population.at(step)
         for client in range(CLIENTS):
-            labels = swap[int(holdings.cluster[client])][
-                source.train.y[holdings.train.for_client(client) % len(source.train)]
+            labels = swap[int(client_data.cluster[client])][
+                source.train.y[client_data.train.for_client(client) % len(source.train)]
             ]
             assert stats.label_counts[client].tolist() == np.bincount(labels, minlength=4).tolist()
             assert (
                 float(stats.size[client])
                 == len(labels)
-                == (10 if holdings.cluster[client] == 0 else 5)
+                == (10 if client_data.cluster[client] == 0 else 5)
             )
     assert (
         experiment.client_stats(everybody, 0).label_counts.tolist()
@@ -204,10 +204,10 @@ def test_pairs_by_hand(make: Callable[[Any], Any], split: str) -> None:
     task = experiment.task
     models = all_different(task.model.initial)
     which, owners = np.array([3, 0, 3, 5]), np.array([1, 0, 0, 1])
-    holdings = task.population.at(1)
+    client_data = task.population.at(1)
     parts = {
-        "train": holdings.train.for_client,
-        "valid": holdings.valid.for_client,
+        "train": client_data.train.for_client,
+        "valid": client_data.valid.for_client,
         "test": lambda concept: task.population.test_ids[concept],
     }[split]
     engine = make(task)
@@ -352,13 +352,13 @@ def test_covariate_drift_by_rotation_on_digits(tmp_path: Path) -> None:
     experiment = build(run.config)
     source, train = experiment.dataset.train, experiment.task.train
     for step in range(2):
-        holdings = experiment.task.population.at(step)
+        client_data = experiment.task.population.at(step)
         for client in range(4):
-            ids = holdings.train.for_client(client)
+            ids = client_data.train.for_client(client)
             seen = train._raw(torch.from_numpy(ids)).numpy()
             plain = source.x[ids % len(source)]
             assert np.array_equal(
-                seen, plain[:, :, ::-1, ::-1] if holdings.cluster[client] else plain
+                seen, plain[:, :, ::-1, ::-1] if client_data.cluster[client] else plain
             )
             assert (
                 train.labels(torch.from_numpy(ids)).tolist() == source.y[ids % len(source)].tolist()
@@ -400,12 +400,12 @@ def test_covariate_drift_by_domain_on_pacs(
     experiment = build(run.config)
     groups = experiment.dataset.train.groups
     assert groups is not None
-    for holdings in experiment.task.population.time_steps:
-        assert set(holdings.train.sizes) == {60}
-        assert set(holdings.valid.sizes) == {20}
+    for client_data in experiment.task.population.time_steps:
+        assert set(client_data.train.sizes) == {60}
+        assert set(client_data.valid.sizes) == {20}
         for client in range(8):
-            assert set(groups[holdings.train.for_client(client) % len(groups)]) == {
-                int(holdings.cluster[client])
+            assert set(groups[client_data.train.for_client(client) % len(groups)]) == {
+                int(client_data.cluster[client])
             }
     trained = {int(i) for step in experiment.task.population.time_steps for i in step.train.ids}
     assert not trained & {

@@ -26,8 +26,8 @@ CLAIMS = ("true", "uniform", "inverse")
 def count_lies(
     *, fraction: float = 0.1, clients: str = "", factor: float = 10.0, claim: str = "true"
 ) -> Attack:
-    """Claims `factor` times its numbers of examples, label counts and forgotten examples. A count
-    of 0 is multiplied as 1.
+    """Claims `factor` times its numbers of examples, label counts and forgotten examples. A single
+    count of 0 is multiplied as 1.
 
     fraction: share of the clients that attack.
     clients: their numbers instead, such as "3 7".
