@@ -138,11 +138,11 @@ def run_with_sites(settings: dict[str, Any], rounds: int, sites: int) -> list[Sp
     from remanence.flower.processes import Federation
     from remanence.flower.quickstart import follow_log, write_site
 
-    spec = parse_experiment({}, settings | {"engine": "flower", "rounds": rounds + 1})
-    clients = np.array_split(np.arange(spec.clients.count), sites)
+    config = parse_experiment({}, settings | {"engine": "flower", "rounds": rounds + 1})
+    clients = np.array_split(np.arange(config.clients.count), sites)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "experiment.toml").write_text(write_toml(spec, {}))
+        (folder / "experiment.toml").write_text(write_toml(config, {}))
         write_app(folder / "app", [folder / "experiment.toml"], name="bench")
         federation = Federation(
             folder, secure=True, environment={"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}

@@ -76,14 +76,14 @@ class Plain:
 
     def __init__(self, experiment: BuiltExperiment, eval_batch: int):
         self.eval_batch = eval_batch
-        task, holdings = experiment.task, experiment.task.population.at(0)
+        task, client_data = experiment.task, experiment.task.population.at(0)
         self.clients = task.info.num_clients
         self.train, self.valid = (
             [
                 (task.train.inputs(ids), task.train.labels(ids))
                 for ids in map(torch.from_numpy, map(rows.for_client, range(self.clients)))
             ]
-            for rows in (holdings.train, holdings.valid)
+            for rows in (client_data.train, client_data.valid)
         )
         self.models = [MODELS["lenet"]((3, 32, 32), 10) for _ in range(self.clients)]
         self.epochs, self.random = experiment.config.local.epochs, np.random.default_rng(0)

@@ -7,6 +7,7 @@ under `TYPE_CHECKING` do not.
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,17 +161,38 @@ def test_the_root_holds_packages_and_few_modules() -> None:
     assert len(files) <= MODULES_AT_ROOT, files
 
 
-def test_every_package_says_who_lives_there() -> None:
-    for folder in {path.parent for path in MODULES.values()}:
-        docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8")))
-        assert docstring, folder
+PACKAGES = sorted({path.parent for path in MODULES.values()} - {SOURCE})
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: str(folder.relative_to(SOURCE)))
+def test_a_package_names_its_modules(folder: Path) -> None:
+    docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))) or ""
+    modules = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    missing = [name for name in sorted(modules) if not re.search(rf"\b{name}\b", docstring)]
+    assert not missing
+
+
+def test_every_package_has_a_docstring() -> None:
+    for folder in [SOURCE, *PACKAGES]:
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text("utf-8"))), folder
+
+
+def is_type_variable(value: ast.expr) -> bool:
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id in ("TypeVar", "ParamSpec")
+    )
 
 
 def type_names(node: ast.stmt) -> list[str]:
-    """Public classes and type aliases that a statement defines."""
+    """Public classes, type aliases and type variables that a statement defines."""
     if isinstance(node, ast.ClassDef):
         names = [node.name]
-    elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript | ast.BinOp):
+    elif isinstance(node, ast.Assign) and (
+        isinstance(node.value, ast.Subscript | ast.BinOp) or is_type_variable(node.value)
+    ):
         names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         names = [name for name in names if name[:1].isupper() and not name.isupper()]
     else:

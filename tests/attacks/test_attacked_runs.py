@@ -83,19 +83,19 @@ def test_attacks_are_the_same_on_every_engine(attack: str) -> None:
 
 
 def test_peers_are_deceived_too() -> None:
-    """Who seems to do well is listened to: attackers are heard more often than without the lie."""
+    """Who seems to do well is selected: attackers are used more often than without the lie."""
     lies = drifting_experiment(
         "dac(peers=2)", 1, {"attack": "similarity_lies(clients='1', loss=1e-6)", "rounds": 6}
     )
     plain = drifting_experiment("dac(peers=2)", 1, {"rounds": 6})
 
-    def heard(experiment: BuiltExperiment) -> int:
+    def uses(experiment: BuiltExperiment) -> int:
         state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 6)
         assert state.client_models is not None
         return int((state.client_models.peers["dac"]["similarity"][:, 1] > 1000).sum())
 
-    assert heard(lies) >= 2
-    assert heard(plain) == 0
+    assert uses(lies) >= 2
+    assert uses(plain) == 0
 
 
 def test_what_makes_no_sense_is_refused_before_anything_starts() -> None:

@@ -91,7 +91,7 @@ def test_attackers_by_number() -> None:
         ("a_little_is_enough(z=-1)", "attack a_little_is_enough: z must be a number of at least 0"),
         ("replay(times=1)", "attack replay: times must be a number of at least 2"),
         ("count_lies(claim=all)", "count_lies: unknown claim 'all': known: inverse, true, uniform"),
-        ("count_lies(factor=1)", "tells the truth: give another factor"),
+        ("count_lies(factor=1)", "changes nothing: give another factor"),
         ("count_lies(factor=0)", "attack count_lies: factor"),
         (
             "label_flip(to=sideways)",

@@ -24,7 +24,7 @@ from remanence.engines.autotune import EngineChoice
 FIELDS = {
     "job",
     "ratio_to_sequential",
-    "share_of_floor",
+    "share_of_lower_bound",
     "samples_per_second",
     "seconds",
     "peak_memory_bytes",
@@ -151,7 +151,7 @@ def test_results() -> None:
         assert set(result) >= FIELDS
         for name in (
             "ratio_to_sequential",
-            "share_of_floor",
+            "share_of_lower_bound",
             "samples_per_second",
             "seconds",
             "peak_memory_bytes",
@@ -188,7 +188,7 @@ def test_the_command() -> None:
         "A",
         "H with 3 clients (memory)",
     ]
-    assert results[3]["share_of_floor"] is None
+    assert results[3]["share_of_lower_bound"] is None
     assert results[5]["peak_memory_bytes"] > 2**20
     table = render(results)
     assert table.splitlines()[0].startswith("| job")
@@ -251,8 +251,8 @@ def test_every_job_can_be_built_from_its_settings() -> None:
     from remanence.config import parse_experiment
 
     for job in JOBS.values():
-        spec = parse_experiment({}, dict(job.settings))
-        assert spec.data.validation == 0
+        config = parse_experiment({}, dict(job.settings))
+        assert config.data.validation == 0
         assert job.relative_to in ("", *JOBS)
 
 

@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from remanence.core.compose import ComposedMethod, describe, parse_method, part
-from remanence.core.contexts import Context, ServerContext
-from remanence.core.declarations import CLIENT, EACH_ROUND, EXAMPLE, Disclosure, Mechanism
-from remanence.core.errors import InputError
-from remanence.core.expressions import options_of
-from remanence.core.method_checks import (
+from remanence.core.compose_checks import (
     EXCLUSIVE_SLOTS,
     FUNCTION_SLOTS,
     SLOT_TYPES,
     SLOTS_WITH_SEVERAL,
     check,
 )
+from remanence.core.contexts import Context, ServerContext
+from remanence.core.declarations import CLIENT, EACH_ROUND, EXAMPLE, Disclosure, Mechanism
+from remanence.core.errors import InputError
+from remanence.core.expressions import options_of
 from remanence.core.slots import (
     Aggregate,
     Method,

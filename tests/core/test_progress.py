@@ -20,14 +20,14 @@ from remanence.core.progress import (
 def line(
     number: int,
     accuracy: float | None = None,
-    refused: tuple[int, ...] = (),
+    rejected: tuple[int, ...] = (),
     abandoned: bool = False,
 ) -> dict[str, Any]:
-    refusals = [
+    rejections = [
         {"client": client, "code": "weight", "reason": "its weight is [red]0[/]"}
-        for client in refused
+        for client in rejected
     ]
-    return {"round": number, "accuracy": accuracy, "rejected": refusals, "abandoned": abandoned}
+    return {"round": number, "accuracy": accuracy, "rejected": rejections, "abandoned": abandoned}
 
 
 @pytest.mark.parametrize(
@@ -51,10 +51,10 @@ def test_durations_in_words(seconds: float, words: str) -> None:
 def test_the_end_of_a_line() -> None:
     assert describe_round(line(1)) == ""
     assert describe_round(line(1, 0.5)) == ", accuracy 50.0%"
-    assert describe_round(line(1, 0.5, (3,))) == ", accuracy 50.0%, refused: client 3 (weight)"
+    assert describe_round(line(1, 0.5, (3,))) == ", accuracy 50.0%, rejected: client 3 (weight)"
     assert (
         describe_round(line(1, None, (1, 2, 3)))
-        == ", refused: client 1 (weight), client 2 (weight), client 3 (weight)"
+        == ", rejected: client 1 (weight), client 2 (weight), client 3 (weight)"
     )
     assert describe_round(line(1, None, (1, 2, 3, 4, 5), True)).endswith(
         "client 3 (weight) and 2 more, round abandoned"
@@ -85,9 +85,9 @@ def test_about_twenty_lines_whatever_the_length(
     assert all(text.endswith(" left") for text in lines)
 
 
-def test_a_refusal_is_always_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rejection_is_always_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(
-        "round 503/1000, refused: client 9 (weight)" in text
+        "round 503/1000, rejected: client 9 (weight)" in text
         for text in run_lines(capsys, 1000, round503=line(503, None, (9,)))
     )
 
@@ -136,7 +136,7 @@ def test_a_bar_shows_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "fedprox[mu]" in text
     assert "4/4" in text
     assert "accuracy 50.0%" in text
-    assert "round 4: client 7 refused (weight): its weight is [red]0[/]" in text
+    assert "round 4: client 7 rejected (weight): its weight is [red]0[/]" in text
     assert "[bold]checkpoint[/bold]" in text
 
 

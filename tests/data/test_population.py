@@ -49,10 +49,10 @@ def test_label_counts_by_hand() -> None:
     """
     labels = np.array([2, 0, 0, 1, 2, 2])
     train = PartitionIndices.concat([np.array([0, 4]), np.array([5]), np.array([1, 2, 3])])
-    holdings = ClientData(
+    client_data = ClientData(
         train, PartitionIndices.concat([np.array([], dtype=np.int64)] * 3), np.zeros(3, np.int64)
     )
-    assert holdings.label_counts(np.array([2, 0]), labels, 4).tolist() == [
+    assert client_data.label_counts(np.array([2, 0]), labels, 4).tolist() == [
         [2, 1, 0, 0],
         [0, 0, 2, 0],
     ]
@@ -73,10 +73,10 @@ def test_settling_divides_everyones_rows_and_loses_none(
     sizes: list[int], validation: float, seed: int
 ) -> None:
     parts, labels = cut(sizes, seed), np.zeros(sum(sizes), dtype=np.int64)
-    holdings = split_train_valid(parts, labels, validation, Key(seed))
-    assert len(holdings.cluster) == len(sizes)
+    client_data = split_train_valid(parts, labels, validation, Key(seed))
+    assert len(client_data.cluster) == len(sizes)
     for client, part in enumerate(parts):
-        train, valid = holdings.train.for_client(client), holdings.valid.for_client(client)
+        train, valid = client_data.train.for_client(client), client_data.valid.for_client(client)
         assert len(train) >= 1
         assert sorted([*train.tolist(), *valid.tolist()]) == sorted(part.tolist())
         expected = (

@@ -14,7 +14,7 @@ import tomli_w
 from metrics.small_ledger import Counts, play_round
 
 from remanence.results.ledger import header
-from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC, Run
+from remanence.results.run import CHECKPOINTS, EXPERIMENT, LEDGER, METRICS, Run
 
 TOTAL = (10, 10)
 
@@ -69,6 +69,6 @@ def write_small_run(
         "label_counts": [" ".join(map(str, row)) for row in label_counts],
     }
     settings = {"method": method, "seed": seed, "rounds": rounds, "model": "mlp", **sections}
-    (folder / SPEC).write_text(tomli_w.dumps(settings | {"about": about}), encoding="utf-8")
+    (folder / EXPERIMENT).write_text(tomli_w.dumps(settings | {"about": about}), encoding="utf-8")
     (folder / CHECKPOINTS / "round-000002").mkdir(parents=True)
     return Run(folder)

@@ -202,7 +202,7 @@ def test_many_clients_show_what_they_have_in_common(make_run: Callable[..., Run]
     assert finding.evidence["rank_correlation_with_examples"]["value"] == pytest.approx(-1)
     assert "rank_correlation_with_classes" not in finding.evidence
     assert (
-        "Clients with few examples lose more (rank correlation -1.00); that is no proof of a cause."
+        "Clients with few examples lose more (rank correlation -1.00); this does not prove a cause."
     ) in finding.sentence
     few = {client: local[client] for client in range(9)}
     assert (

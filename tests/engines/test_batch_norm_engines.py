@@ -54,22 +54,22 @@ class Listener(NullProgress):
 
 def test_stacked_refuses_padded_batch_norm_and_names_the_cure(tmp_path: Path) -> None:
     module = batch_norm_net()
-    spec = small_experiment("fedavg", UNEQUAL | {"engine": "vectorized"}, module=module).config
+    config = small_experiment("fedavg", UNEQUAL | {"engine": "vectorized"}, module=module).config
     cure = (
         r"batch norm.*use engine=sequential, clients of equal size, local\.drop_last=true, or a"
         r" model with group norm"
     )
     with pytest.raises(InputError, match=cure):
-        start_run(spec, tmp_path / "run", module=module)
+        start_run(config, tmp_path / "run", module=module)
     assert not (tmp_path / "run").exists()
 
 
 def test_auto_takes_loop_for_padded_batch_norm_and_says_so(tmp_path: Path) -> None:
     module, listener = batch_norm_net(), Listener()
-    spec = small_experiment(
+    config = small_experiment(
         "fedavg", UNEQUAL | {"engine": "auto", "rounds": 1}, module=module
     ).config
-    run = start_run(spec, tmp_path / "run", module=module, progress=listener)
+    run = start_run(config, tmp_path / "run", module=module, progress=listener)
     assert run.config.engine == "sequential"
     assert "batch norm with clients of different sizes cannot be stacked" in run.metadata["engine"]
     assert listener.said == [f"engine {run.metadata['engine']}"]
@@ -81,12 +81,12 @@ def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
         "fedavg", {"clients.count": 2, "clients.sample": 2}, module=module
     )
     parts, nothing = np.split(np.arange(sum(sizes)), [sizes[0]]), np.empty(0, dtype=np.int64)
-    holdings = ClientData(
+    client_data = ClientData(
         PartitionIndices.concat(parts),
         PartitionIndices.concat([nothing, nothing]),
         np.zeros(2, np.int64),
     )
-    population = replace(experiment.task.population, time_steps=(holdings,))
+    population = replace(experiment.task.population, time_steps=(client_data,))
     return replace(experiment, task=replace(experiment.task, population=population))
 
 

@@ -233,11 +233,11 @@ def with_clients(experiment: BuiltExperiment, *steps: list[int]) -> BuiltExperim
     """The experiment with clients of exactly these sizes at each time step; rows change hands
     in between.
     """
-    holdings = []
+    client_data = []
     for number, sizes in enumerate(steps):
         rows = np.roll(np.arange(sum(sizes)), 5 * number)
         parts = np.split(rows, np.cumsum(sizes)[:-1])
-        holdings.append(
+        client_data.append(
             ClientData(
                 PartitionIndices.concat(parts),
                 PartitionIndices.concat([part[:1] for part in parts]),
@@ -245,7 +245,7 @@ def with_clients(experiment: BuiltExperiment, *steps: list[int]) -> BuiltExperim
             )
         )
     world = replace(experiment.task.info, num_clients=len(steps[0]))
-    population = replace(experiment.task.population, time_steps=tuple(holdings))
+    population = replace(experiment.task.population, time_steps=tuple(client_data))
     return replace(
         experiment,
         cohort_size=len(steps[0]),
@@ -409,9 +409,9 @@ def test_scores_by_hand(name: str) -> None:
 def test_a_net_that_cannot_be_stacked_is_left_to_loop(engine: str, tmp_path: Path) -> None:
     """auto takes another engine, an explicit vectorized is refused with the cure."""
     module = net(nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)), features=5)
-    spec = small_experiment("fedavg", {"engine": engine, "rounds": 1}, module=module).config
+    config = small_experiment("fedavg", {"engine": engine, "rounds": 1}, module=module).config
     if engine == "auto":
-        assert start_run(spec, tmp_path / "run", module=module).config.engine == "sequential"
+        assert start_run(config, tmp_path / "run", module=module).config.engine == "sequential"
     else:
         with pytest.raises(InputError, match="engine=sequential"):
-            start_run(spec, tmp_path / "run", module=module)
+            start_run(config, tmp_path / "run", module=module)

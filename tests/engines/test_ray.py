@@ -467,7 +467,7 @@ def test_a_cluster_without_a_gpu(cluster: Any) -> None:
 
 
 def test_settings_reach_the_engine() -> None:
-    spec = parse_experiment(
+    config = parse_experiment(
         {},
         {
             f"ray.{name}": value
@@ -480,7 +480,7 @@ def test_settings_reach_the_engine() -> None:
         },
     )
     engine = make_engine(
-        "ray", small_experiment("fedavg").task, workers=3, timeout=7.0, ray=spec.ray
+        "ray", small_experiment("fedavg").task, workers=3, timeout=7.0, ray=config.ray
     )
     assert isinstance(engine, RayEngine)
     assert (

@@ -379,10 +379,10 @@ def test_weights_that_sum_to_nothing_do_no_harm() -> None:
 
 
 def test_local_buffers_of_a_model_without_any_resume(tmp_path: Path) -> None:
-    spec = small_experiment(
+    config = small_experiment(
         "fedavg", {"local.buffers": "local", "clients.sample": 2, "rounds": 1}
     ).config
-    start_run(spec, tmp_path / "run")
+    start_run(config, tmp_path / "run")
     assert resume_run(tmp_path / "run", rounds=5).finished
 
 

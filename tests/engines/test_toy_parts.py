@@ -80,10 +80,10 @@ def test_every_toy_does_something(toy: str) -> None:
 def test_two_rounds_and_two_more_are_four(toy: str, engine: str, tmp_path: Path) -> None:
     """Bit by bit: the model, what server and clients keep, the metrics and the ledger."""
     method, module = as_method(TOYS[toy]()), batch_norm_net()
-    spec = with_norms(method, rounds=4, engine=engine, stack_size=2, workers=2).config
+    config = with_norms(method, rounds=4, engine=engine, stack_size=2, workers=2).config
     straight, broken = tmp_path / "straight", tmp_path / "broken"
-    start_run(spec, straight, method=method, module=module)
-    start_run(spec.model_copy(update={"rounds": 2}), broken, method=method, module=module)
+    start_run(config, straight, method=method, module=module)
+    start_run(config.model_copy(update={"rounds": 2}), broken, method=method, module=module)
     resume_run(broken, rounds=4, method=method, module=module)
     manifests = [
         json.loads((folder / "checkpoints" / "round-0000004" / "manifest.json").read_text())

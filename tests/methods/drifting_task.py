@@ -98,11 +98,11 @@ def read_rows(experiment: BuiltExperiment) -> Callable[[str], Callable[[int, int
 
     def of(split: str) -> Callable[[int, int], Rows]:
         def read(step: int, client: int) -> Rows:
-            holdings = population.at(step)
-            rows = (holdings.train if split == "train" else holdings.valid).for_client(
+            client_data = population.at(step)
+            rows = (client_data.train if split == "train" else client_data.valid).for_client(
                 client
             ) % len(y)
-            swap = np.array(SWAPS[int(holdings.cluster[client])])
+            swap = np.array(SWAPS[int(client_data.cluster[client])])
             return x[rows], torch.from_numpy(swap[y[rows]])
 
         return read

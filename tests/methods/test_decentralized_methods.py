@@ -53,16 +53,16 @@ def test_two_time_steps_equal_explicit_loops(case: str, optimizer: str) -> None:
     for line, wanted in zip(lines, history[1:], strict=True):
         assert line["replies"] == CLIENTS
         assert line["offline"] == line["early_stopped"] == 0
-        heard = [
+        used = [
             (k, j)
             for what in ("chosen", "chosen_similar")
             for k, peers in wanted[what].items()
             for j in peers
         ]
         cluster = experiment.task.population.at(wanted["step"]).cluster
-        alike = [cluster[k] == cluster[j] for k, j in heard]
+        alike = [cluster[k] == cluster[j] for k, j in used]
         assert line["same_cluster_share"] == (
-            pytest.approx(sum(alike) / len(alike)) if heard else None
+            pytest.approx(sum(alike) / len(alike)) if used else None
         )
 
 

@@ -11,8 +11,13 @@ from typing import Any
 import pytest
 
 import remanence as rem
+from remanence.core.compose_checks import (
+    EXCLUSIVE_SLOTS,
+    SERVER_SLOTS,
+    STATEFUL_SERVER_SLOTS,
+    check,
+)
 from remanence.core.errors import InputError
-from remanence.core.method_checks import EXCLUSIVE_SLOTS, SERVER_SLOTS, STATEFUL_SERVER_SLOTS, check
 from remanence.core.slots import Part
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine

@@ -14,8 +14,8 @@ from reference import server_optimizers as witness
 from reference.federated import Setting, normalize
 from torch import Tensor, nn
 
+from remanence.core.compose_checks import check
 from remanence.core.errors import InputError
-from remanence.core.method_checks import check
 from remanence.core.slots import Part
 from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine

@@ -12,8 +12,8 @@ from remanence.results.ledger import (
     ALL,
     EXAMPLE,
     GLOBAL,
-    HEARD,
     MOMENTS,
+    PEER_COUNTS,
     SIMILARITY,
     SPLITS,
     Ledger,
@@ -119,10 +119,10 @@ def make_confusions(
 
 
 def make_peers(
-    *rows: tuple[int, int, Sequence[Sequence[float]]], kind: str = "heard"
+    *rows: tuple[int, int, Sequence[Sequence[float]]], kind: str = "peer_counts"
 ) -> np.ndarray:
     """Tables over pairs of clients: round, time step, values."""
-    number = {"heard": HEARD, "similarity": SIMILARITY}[kind]
+    number = {"peer_counts": PEER_COUNTS, "similarity": SIMILARITY}[kind]
     return np.array(
         [(round, step, number, values) for round, step, values in rows],
         dtype=peers_type(len(rows[0][2])),

@@ -75,7 +75,7 @@ def test_hearsay_is_of_the_round_before() -> None:
 
 def test_who_knows_nothing_tells_nothing() -> None:
     """2 is most alike but holds 0 of client 3, as one does of a peer whose loss was no number:
-    1 is heard instead. Where no teller knows, the old stays.
+    1 is asked instead. Where no teller knows, the old stays.
     """
     old = [[0, 0.1, 0.1, 0.1], [0.5, 0, 3, 0.9], [0.3, 0.8, 0, 0], [0.2, 0.4, 0.6, 0]]
     nobody = [[0] * 4] * 4

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
+from remanence.core.compose_checks import check
 from remanence.core.errors import InputError
-from remanence.core.method_checks import check
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.core.types import ModelState, Reply

@@ -263,11 +263,11 @@ def test_it_resumes_exactly(tmp_path: Path) -> None:
     lost.
     """
     method = "flashback+dp_sgd+dp_counts"
-    spec = parse_experiment(
+    config = parse_experiment(
         {}, SMALL | {"method": method, "data.public": 8, "local.steps": 2, "rounds": 2}
     )
-    start_run(spec.model_copy(update={"rounds": 1}), tmp_path / "broken")
-    runs = start_run(spec, tmp_path / "straight"), resume_run(tmp_path / "broken", rounds=2)
+    start_run(config.model_copy(update={"rounds": 1}), tmp_path / "broken")
+    runs = start_run(config, tmp_path / "straight"), resume_run(tmp_path / "broken", rounds=2)
     reported = [
         [(line["split"], line["loss"], line["epsilon_example"]) for line in run.metrics]
         for run in runs

@@ -16,7 +16,7 @@ from remanence.recipes import measures
 from remanence.recipes.measures import CellEvidence, centralized_events, nearest_round
 from remanence.recipes.recipe import CellNumber
 from remanence.results.ledger import EXAMPLE, MOMENTS
-from remanence.results.run import EXAMPLES, METRICS, SPEC, Run
+from remanence.results.run import EXAMPLES, EXPERIMENT, METRICS, Run
 
 Write = Callable[..., Run]
 
@@ -34,7 +34,7 @@ def write(tmp_path: Path) -> Write:
     ) -> Run:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        (folder / SPEC).write_text(
+        (folder / EXPERIMENT).write_text(
             write_toml(parse_experiment(changes={"rounds": rounds}), {"about": about or {}})
         )
         lines = []

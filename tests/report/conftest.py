@@ -15,10 +15,10 @@ from remanence.results.ledger import ALL, GLOBAL, header, make_record
 from remanence.results.run import (
     CHECKPOINTS,
     COMPARISON,
+    EXPERIMENT,
     LEDGER,
     METRICS,
     RUNS,
-    SPEC,
     Comparison,
     Run,
 )
@@ -59,7 +59,7 @@ def write_run(
         "model": "mlp",
         "local": local or {},
     }
-    (folder / SPEC).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")
+    (folder / EXPERIMENT).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")
     lines = []
     with (folder / LEDGER).open("wb") as ledger:
         ledger.write(header(class_names))

@@ -16,8 +16,8 @@ from remanence.results.ledger import (
     ALL,
     EXAMPLE,
     GLOBAL,
-    HEARD,
     MOMENTS,
+    PEER_COUNTS,
     SIMILARITY,
     SPLITS,
     confusion_type,
@@ -30,11 +30,11 @@ from remanence.results.run import (
     COMPARISON,
     CONFUSIONS,
     EXAMPLES,
+    EXPERIMENT,
     LEDGER,
     METRICS,
     PEERS,
     RUNS,
-    SPEC,
     Comparison,
     Run,
 )
@@ -283,7 +283,7 @@ def write_peers_run(
         table["round"], table["time_step"], table["kind"][0], table["values"][0] = (
             round,
             step,
-            HEARD,
+            PEER_COUNTS,
             draw.poisson(12 * likes),
         )
         if similarity:
@@ -296,9 +296,9 @@ def write_peers_run(
             "bottom_decile": float(own.min()),
             "early_stopped": 0,
         }
-        heard = table["values"][0]
+        counts = table["values"][0]
         scores |= {
-            "same_cluster_share": float((heard * same).sum() / heard.sum()),
+            "same_cluster_share": float((counts * same).sum() / counts.sum()),
             "macro_f1": float(own.mean()),
             "loss": 1.0,
         }
@@ -339,7 +339,7 @@ def _finish(
         "remanence": "0.1.0", "torch": "2.13.0", "python": "3.11.9", "engine": "vectorized, because it was fastest", "data": "made up",
         "class_names": names, "parameters": 1234, "clients": len(counts), "label_counts": [" ".join(map(str, row)) for row in counts.tolist()],
     }  # fmt: skip
-    (folder / SPEC).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")
+    (folder / EXPERIMENT).write_text(tomli_w.dumps(asked | {"about": about}), encoding="utf-8")
     (folder / METRICS).write_text(
         "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
     )

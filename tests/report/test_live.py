@@ -23,7 +23,7 @@ from remanence.core.errors import InputError
 from remanence.report.live import make_server
 from remanence.report.live_state import ReportState, find_results, read_progress
 from remanence.results.ledger import header
-from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC, Run
+from remanence.results.run import CHECKPOINTS, EXPERIMENT, LEDGER, METRICS, Run
 
 CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -37,8 +37,8 @@ class Growing:
 
     def reach(self, round: int) -> None:
         (self.folder / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        if not (self.folder / SPEC).exists():
-            shutil.copy(self.whole.folder / SPEC, self.folder / SPEC)
+        if not (self.folder / EXPERIMENT).exists():
+            shutil.copy(self.whole.folder / EXPERIMENT, self.folder / EXPERIMENT)
         ledger = self.whole.ledger
         (self.folder / LEDGER).write_bytes(
             header(ledger.class_names) + ledger.records[ledger.records["round"] <= round].tobytes()
@@ -197,11 +197,11 @@ def test_files_that_grow_shrink_break_and_go(growing: Growing) -> None:
     assert state.state()["runs"][0]["round"] == 2
 
     good = state.page()[1]
-    spec = (growing.folder / SPEC).read_bytes()
-    (growing.folder / SPEC).write_bytes(spec[: len(spec) // 2])
+    config = (growing.folder / EXPERIMENT).read_bytes()
+    (growing.folder / EXPERIMENT).write_bytes(config[: len(config) // 2])
     assert state.page() == ("", good)  # the last good page, and it will be tried again
     assert state.state()["error"]
-    (growing.folder / SPEC).write_bytes(spec)
+    (growing.folder / EXPERIMENT).write_bytes(config)
     growing.reach(8)
     assert b"after round 8" in state.page()[1]
     assert state.state()["error"] == ""
@@ -213,7 +213,7 @@ def test_files_that_grow_shrink_break_and_go(growing: Growing) -> None:
 
 def test_a_page_that_never_could_be_drawn_says_why(growing: Growing) -> None:
     growing.folder.mkdir(parents=True)
-    (growing.folder / SPEC).write_text(f'method = "{HOSTILE}"\nrounds = "many"\n')
+    (growing.folder / EXPERIMENT).write_text(f'method = "{HOSTILE}"\nrounds = "many"\n')
     version, page = ReportState([growing.folder]).page()
     assert version == ""
     assert b"cannot be rendered yet" in page

@@ -20,7 +20,7 @@ from remanence.report.peers import draw_peer_usage, draw_same_cluster
 from remanence.report.schedule import draw_drift, draw_schedule
 from remanence.report.table_columns import columns_for
 from remanence.report.tables import render_markdown, rounds_to_target
-from remanence.results.ledger import HEARD, SIMILARITY, peers_type
+from remanence.results.ledger import PEER_COUNTS, SIMILARITY, peers_type
 from remanence.results.run import PEERS, Run
 
 
@@ -71,9 +71,9 @@ def four(tmp_path: Path) -> Run:
     """
     run = write_peers_run(tmp_path / "four", clients=4, rounds=2, steps=2)
     assert run.metadata["clusters"] == [[1, 1, 0, 0], [1, 0, 0, 1]]
-    heard = [[0, 3, 1, 0], [2, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
+    counts = [[0, 3, 1, 0], [2, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]]
     likes = [[0, 0.5, 0.25, 0.125], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0]]
-    return write_peers(run, (3, 1, HEARD, heard), (3, 1, SIMILARITY, likes))
+    return write_peers(run, (3, 1, PEER_COUNTS, counts), (3, 1, SIMILARITY, likes))
 
 
 def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
@@ -82,9 +82,9 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
     """
     figure = draw_peer_usage(group_runs([four]))
     assert figure is not None
-    heard, alike = figure.plot.data
-    assert list(heard.x) == list(heard.y) == ["1", "2", "0", "3"]
-    assert [list(row) for row in heard.z] == [
+    counts, alike = figure.plot.data
+    assert list(counts.x) == list(counts.y) == ["1", "2", "0", "3"]
+    assert [list(row) for row in counts.z] == [
         [0, 0, 1, 0],
         [0, 0, 0, 0],
         [0.75, 0.25, 0, 0],
@@ -96,7 +96,7 @@ def test_clients_are_sorted_by_cluster_and_rows_are_shares(four: Run) -> None:
     assert "11% of the selections are within clusters" in figure.alt
 
 
-def test_network_joins_listeners_to_whom_they_heard(four: Run) -> None:
+def test_network_joins_clients_to_the_peers_they_use(four: Run) -> None:
     """Three clients listened, to 1 and 2, to 0, and to 0, 1 and 2: six lines, of which only 3
     -> 0 stays within a cluster.
     """

@@ -15,7 +15,7 @@ from remanence.metrics.groups import group_runs
 from remanence.metrics.robustness import count_holders, rare_classes, robustness_row
 from remanence.report.attacks import draw_rare_classes, draw_success, tabulate
 from remanence.report.page import render_report
-from remanence.results.run import METRICS, SPEC, Comparison, Run
+from remanence.results.run import EXPERIMENT, METRICS, Comparison, Run
 
 
 def test_who_holds_a_class() -> None:
@@ -101,8 +101,8 @@ def test_the_page_of_an_attacked_run(tmp_path: Path) -> None:
 def test_attackers_are_marked(make_run: Callable[..., Run]) -> None:
     bad = {"client": 1, "code": "norm", "reason": "<b>far</b>"}
     run = make_run([[0.5, 0.5], [0.5, 0.6]], refused={1: [bad]})
-    text = (run.folder / SPEC).read_text().replace("[about]", '[about]\nattackers = "0 1"')
-    (run.folder / SPEC).write_text(text)
+    text = (run.folder / EXPERIMENT).read_text().replace("[about]", '[about]\nattackers = "0 1"')
+    (run.folder / EXPERIMENT).write_text(text)
     run = Run(run.folder)
     assert tabulate(group_runs([run]))[1]["rows"][0][2] == "1 (attacker)"
     assert "<b>far</b>" not in render_report([run])

@@ -140,7 +140,7 @@ CELL = {"name": "fedavg-seed0", "method": "fedavg", "setting": "", "seed": 0}
 PLAN: dict[str, Any] = {
     "select": "last",
     "cells": [CELL],
-    "specs": {"fedavg-seed0": {}},
+    "experiments": {"fedavg-seed0": {}},
     "engine": {"name": "sequential", "threads": 1, "reason": ""},
 }
 
@@ -148,12 +148,12 @@ PLAN: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"cells": 3}, "cells and specs"),
+        ({"cells": 3}, "cells and experiments"),
         ({"cells": [3]}, "no name, method or seed"),
         ({"cells": [CELL | {"seed": "0"}]}, "no name, method or seed"),
         ({"cells": [CELL | {"name": "../x"}]}, "not the name of a folder"),
-        ({"specs": {}}, "has no spec"),
-        ({"specs": []}, "cells and specs"),
+        ({"experiments": {}}, "has no experiment"),
+        ({"experiments": []}, "cells and experiments"),
         ({"engine": {"name": 3}}, "engine"),
         ({"engine": {"threads": "rm"}}, "engine"),
         ({"select": 3}, "select"),

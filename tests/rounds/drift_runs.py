@@ -38,7 +38,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def spec_of(method: str, **changes: Any) -> Experiment:
+def config_of(method: str, **changes: Any) -> Experiment:
     return parse_experiment({}, SETTINGS | {"method": method} | changes)
 
 

@@ -87,10 +87,10 @@ def test_a_backdoor_is_written_down_and_read_back(tmp_path: Path) -> None:
     """Every marked row of three in ten clients wants class 0: after a few rounds the mark
     works, and an honest run has nothing to tell.
     """
-    spec = parse_experiment(
+    config = parse_experiment(
         {}, DIGITS | {"attack": "backdoor(fraction=0.3, share=0.5)", "local.epochs": 3}
     )
-    run = start_run(spec, tmp_path / "run")
+    run = start_run(config, tmp_path / "run")
     _, success = run.curve(value="attack_success")
     assert len(success) == 3
     assert success[-1] > 0.5
@@ -101,12 +101,12 @@ def test_without_a_server_only_honest_clients_count() -> None:
     """Success is the mean over the clients that do not attack: their best models, each on all
     rows.
     """
-    spec = parse_experiment(
+    config = parse_experiment(
         {},
         DIGITS
         | {"attack": "backdoor(clients='2 5')", "method": "local", "rounds": 1, "clients.count": 6},
     )
-    experiment = build(spec)
+    experiment = build(config)
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     measure = attack_success(experiment.task, experiment.dataset, experiment.adversary)
     assert measure is not None

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from methods.drifting_task import CLIENTS, play_states
-from rounds.drift_runs import HAST, count, last_client_models, last_state, predict, spec_of
+from rounds.drift_runs import HAST, config_of, count, last_client_models, last_state, predict
 from rounds.test_resume import contents
 
 from remanence.config import Experiment
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment, build
-from remanence.results.ledger import HEARD, MOMENTS, SIMILARITY
+from remanence.results.ledger import MOMENTS, PEER_COUNTS, SIMILARITY
 from remanence.results.run import CONFUSIONS, EXAMPLES, PEERS, Run
 from remanence.rounds.loop import resume_run, start_run
 from remanence.testing.toy_task import max_rel_diff, state_tree
@@ -59,15 +59,17 @@ class Dying:
 def straight(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Experiment, dict[str, Any]]:
-    spec = spec_of(request.param, **EVERYTHING, **{"clients.availability": "random(offline=0.2)"})
+    config = config_of(
+        request.param, **EVERYTHING, **{"clients.availability": "random(offline=0.2)"}
+    )
     folder = tmp_path_factory.mktemp("straight") / "run"
-    start_run(spec, folder)
+    start_run(config, folder)
     found = all_contents(folder)
-    assert found["round"] == spec.total_rounds
+    assert found["round"] == config.total_rounds
     assert {EXAMPLES, CONFUSIONS} <= set(found)
     assert (PEERS in found) == ("hast" in request.param)
     assert len(found["client_state"]) == (CLIENTS if "moon" in request.param else 0)
-    return spec, found
+    return config, found
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 4])
@@ -77,23 +79,23 @@ def test_killed_and_resumed_is_straight_through_bit_by_bit(
     """In the first round, in the middle of a time step, in its last round, and in the first one
     of the next: the checkpoint is of the round before.
     """
-    spec, wanted = straight
+    config, wanted = straight
     with pytest.raises(ConnectionAbortedError):
-        start_run(spec, tmp_path / "run", progress=Dying(after))
+        start_run(config, tmp_path / "run", progress=Dying(after))
     assert contents(tmp_path / "run")["round"] == after - 1
     resume_run(tmp_path / "run")
     assert all_contents(tmp_path / "run") == wanted
 
 
 def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
-    spec = spec_of(f"{HAST}+moon", **{"record.every": 5})
-    run = start_run(spec, tmp_path / "run")
-    experiment = build(spec)
+    config = config_of(f"{HAST}+moon", **{"record.every": 5})
+    run = start_run(config, tmp_path / "run")
+    experiment = build(config)
     states, _ = play_states(experiment, SequentialEngine(experiment.task))
     assert max_rel_diff(state_tree(last_state(run)), state_tree(states[-1])) == ("", 0.0)
     # and of a round that is not recorded, whom everybody has listened to since the last record
     with pytest.raises(ConnectionAbortedError):
-        start_run(spec, tmp_path / "killed", progress=Dying(3))
+        start_run(config, tmp_path / "killed", progress=Dying(3))
     client_models = last_client_models(Run(tmp_path / "killed"))
     assert client_models.peer_counts.sum() == 2 * CLIENTS * (2 + 2)
     assert max_rel_diff(
@@ -107,7 +109,7 @@ def test_a_checkpoint_holds_everything(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, BuiltExperiment]:
-    spec = spec_of(
+    config = config_of(
         HAST,
         **{
             "record.local": True,
@@ -116,7 +118,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, BuiltExperi
             "record.every": 2,
         },
     )
-    return start_run(spec, tmp_path_factory.mktemp("recorded") / "run"), build(spec)
+    return start_run(config, tmp_path_factory.mktemp("recorded") / "run"), build(config)
 
 
 def test_every_clients_best_model_on_every_concept(recorded: tuple[Run, BuiltExperiment]) -> None:
@@ -190,18 +192,18 @@ def test_validation_is_of_everybodys_best_model_on_its_own_rows(
     recorded: tuple[Run, BuiltExperiment],
 ) -> None:
     run, experiment = recorded
-    best, holdings = last_client_models(run).best, experiment.task.population.at(1)
+    best, client_data = last_client_models(run).best, experiment.task.population.at(1)
     right = 0
     for client in range(CLIENTS):
         labels, predicted, _ = predict(
             experiment,
             best.select(client),
             experiment.task.train,
-            holdings.valid.for_client(client),
+            client_data.valid.for_client(client),
         )
         right += int((labels == predicted).sum())
     (line,) = [line for line in run.metrics if line["split"] == "valid" and line["round"] == 6]
-    assert line["accuracy"] == pytest.approx(right / len(holdings.valid.ids))
+    assert line["accuracy"] == pytest.approx(right / len(client_data.valid.ids))
 
 
 def test_the_moments_of_a_round(tmp_path: Path) -> None:
@@ -209,7 +211,7 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
     client on its own concept.
     """
     run = start_run(
-        spec_of(
+        config_of(
             "random(peers=2)",
             **{"record.local": True, "clients.availability": "never(clients='4')"},
         ),
@@ -248,7 +250,7 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
         )
         assert record["correct"].tolist() == np.diagonal(count(labels, predicted)).tolist()
     assert merged["loss"].tolist() != before["loss"].tolist()
-    local_run = start_run(spec_of("local", **{"record.local": True}), tmp_path / "local")
+    local_run = start_run(config_of("local", **{"record.local": True}), tmp_path / "local")
     first, second = (
         local_run.ledger.select(moment=moment, split="test")["loss"]
         for moment in ("before", "merged")
@@ -256,24 +258,24 @@ def test_the_moments_of_a_round(tmp_path: Path) -> None:
     assert first.tolist() == second.tolist()  # no client averages
 
 
-def test_who_was_heard_and_who_seems_alike(recorded: tuple[Run, BuiltExperiment]) -> None:
+def test_the_tables_of_peer_counts_and_similarities(recorded: tuple[Run, BuiltExperiment]) -> None:
     run, experiment = recorded
     assert run.peers is not None
-    heard, alike = (run.peers[run.peers["kind"] == kind] for kind in (HEARD, SIMILARITY))
+    counts, alike = (run.peers[run.peers["kind"] == kind] for kind in (PEER_COUNTS, SIMILARITY))
     # rounds 1 and 2 together, 3 alone as the last of its time step, 4 alone, 5 and 6 together; two
     # random and two similar peers each
-    assert heard["round"].tolist() == alike["round"].tolist() == [2, 3, 4, 6]
-    assert heard["time_step"].tolist() == [0, 0, 1, 1]
-    assert heard["values"].sum(axis=2).tolist() == [
+    assert counts["round"].tolist() == alike["round"].tolist() == [2, 3, 4, 6]
+    assert counts["time_step"].tolist() == [0, 0, 1, 1]
+    assert counts["values"].sum(axis=2).tolist() == [
         [4.0 * rounds] * CLIENTS for rounds in (2, 1, 1, 2)
     ]
-    assert not np.diagonal(heard["values"], axis1=1, axis2=2).any()
+    assert not np.diagonal(counts["values"], axis1=1, axis2=2).any()
     assert (
         alike["values"][-1].tolist()
         == last_client_models(run).peers["hast"]["similarity"].float().tolist()
     )
     # what single rounds' lines say of the own cluster is what the tables say of all of them
-    for record, rounds in zip(heard, ([1, 2], [3], [4], [5, 6]), strict=True):
+    for record, rounds in zip(counts, ([1, 2], [3], [4], [5, 6]), strict=True):
         cluster = experiment.task.population.at(int(record["time_step"])).cluster
         shares = {
             line["round"]: line["same_cluster_share"]
@@ -300,13 +302,13 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
         "local": 0,
     }
     for method, size in wanted.items():
-        experiment = build(spec_of(method))
+        experiment = build(config_of(method))
         _, lines = play_states(experiment, SequentialEngine(experiment.task), rounds=1)
         assert (lines[0]["bytes_up"], lines[0]["bytes_down"]) == (size, size), method
     # in a ring of which one is away, four clients have one neighbor or two: 0-1-2-3-4-(5), ends
     # have one
     experiment = build(
-        spec_of(
+        config_of(
             "random(peers=2)",
             **{"peers.topology": "ring", "clients.availability": "never(clients='5')"},
         )

@@ -23,7 +23,7 @@ from methods.drifting_task import (
     read_rows,
 )
 from reference import federated
-from rounds.drift_runs import SETTINGS, count, last_state, predict, spec_of
+from rounds.drift_runs import SETTINGS, config_of, count, last_state, predict
 
 from remanence.config import parse_experiment
 from remanence.core.errors import InputError
@@ -38,21 +38,21 @@ from remanence.rounds.loop import resume_run, start_run
 
 
 def test_label_shares_follow_the_drift() -> None:
-    experiment = build(spec_of("fedavg+wsm"))
+    experiment = build(config_of("fedavg+wsm"))
     everybody = np.arange(CLIENTS)
     source, population = experiment.dataset, experiment.task.population
     swap = {0: np.arange(4), 1: np.array([1, 0, 2, 3])}
     for step in range(STEPS):
-        stats, holdings = experiment.client_stats(everybody, step), population.at(step)
+        stats, client_data = experiment.client_stats(everybody, step), population.at(step)
         for client in range(CLIENTS):
-            labels = swap[int(holdings.cluster[client])][
-                source.train.y[holdings.train.for_client(client) % len(source.train)]
+            labels = swap[int(client_data.cluster[client])][
+                source.train.y[client_data.train.for_client(client) % len(source.train)]
             ]
             assert stats.label_counts[client].tolist() == np.bincount(labels, minlength=4).tolist()
             assert (
                 float(stats.size[client])
                 == len(labels)
-                == (10 if holdings.cluster[client] == 0 else 5)
+                == (10 if client_data.cluster[client] == 0 else 5)
             )
     assert (
         experiment.client_stats(everybody, 0).label_counts.tolist()
@@ -114,7 +114,7 @@ def test_a_servers_line_is_a_mean_over_clients(tmp_path: Path) -> None:
         "record.local": True,
         "drift.validation": 4,
     }
-    run = start_run(spec_of("fedavg", **changes), tmp_path / "run")
+    run = start_run(config_of("fedavg", **changes), tmp_path / "run")
     assert [np.bincount(clusters).tolist() for clusters in run.metadata["clusters"]] == [[7, 3]] * 2
     merged = run.ledger.select(moment="merged", split="test", model=GLOBAL)
     for line in [line for line in run.metrics if line["split"] == "test"]:
@@ -150,7 +150,7 @@ def test_examples_of_a_server_by_hand(tmp_path: Path) -> None:
         "clients.sample": 3,
         "record.every": 3,
     }
-    run = start_run(spec_of("fedavg", **changes), tmp_path / "run")
+    run = start_run(config_of("fedavg", **changes), tmp_path / "run")
     experiment, model = build(run.config), last_state(run).server.model
     assert run.examples is not None
     assert run.confusions is not None
@@ -180,7 +180,7 @@ def test_examples_of_a_server_by_hand(tmp_path: Path) -> None:
 
 
 def test_other_rounds_a_time_step_would_be_another_experiment(tmp_path: Path) -> None:
-    start_run(spec_of("local", rounds=1), tmp_path / "run")
+    start_run(config_of("local", rounds=1), tmp_path / "run")
     with pytest.raises(InputError, match="has 2 time steps of 1 rounds"):
         resume_run(tmp_path / "run", rounds=2)
 
@@ -200,14 +200,14 @@ def test_other_rounds_a_time_step_would_be_another_experiment(tmp_path: Path) ->
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
 def test_pairs_by_hand(make: Callable[[Any], Any], split: str) -> None:
     """Model which[i] on the rows of owners[i], by the module itself."""
-    experiment = build(spec_of("fedavg"))
+    experiment = build(config_of("fedavg"))
     task = experiment.task
     models = all_different(task.model.initial)
     which, owners = np.array([3, 0, 3, 5]), np.array([1, 0, 0, 1])
-    holdings = task.population.at(1)
+    client_data = task.population.at(1)
     parts = {
-        "train": holdings.train.for_client,
-        "valid": holdings.valid.for_client,
+        "train": client_data.train.for_client,
+        "valid": client_data.valid.for_client,
         "test": lambda concept: task.population.test_ids[concept],
     }[split]
     engine = make(task)
@@ -314,7 +314,7 @@ def test_a_staggered_run(tmp_path: Path, clusters: int) -> None:
     }
     changes = {"clients.count": 10, "rounds": 1, "drift.samples": 8, "drift.validation": 3}
     run = start_run(
-        spec_of(
+        config_of(
             "hast(peers=2, depth=1, finetune_epochs=1)", **drift, **changes, engine="vectorized"
         ),
         tmp_path / "run",
@@ -348,17 +348,17 @@ def test_covariate_drift_by_rotation_on_digits(tmp_path: Path) -> None:
         "engine": "vectorized",
         "precision": "fp32",
     }
-    run = start_run(spec_of("hast(peers=1)", **drift, **changes), tmp_path / "run")
+    run = start_run(config_of("hast(peers=1)", **drift, **changes), tmp_path / "run")
     experiment = build(run.config)
     source, train = experiment.dataset.train, experiment.task.train
     for step in range(2):
-        holdings = experiment.task.population.at(step)
+        client_data = experiment.task.population.at(step)
         for client in range(4):
-            ids = holdings.train.for_client(client)
+            ids = client_data.train.for_client(client)
             seen = train._raw(torch.from_numpy(ids)).numpy()
             plain = source.x[ids % len(source)]
             assert np.array_equal(
-                seen, plain[:, :, ::-1, ::-1] if holdings.cluster[client] else plain
+                seen, plain[:, :, ::-1, ::-1] if client_data.cluster[client] else plain
             )
             assert (
                 train.labels(torch.from_numpy(ids)).tolist() == source.y[ids % len(source)].tolist()
@@ -388,7 +388,7 @@ def test_covariate_drift_by_domain_on_pacs(
         "precision": "fp32",
     }
     run = start_run(
-        spec_of(
+        config_of(
             "hast(peers=2, depth=1, finetune_epochs=1)",
             **drift,
             **changes,
@@ -400,12 +400,12 @@ def test_covariate_drift_by_domain_on_pacs(
     experiment = build(run.config)
     groups = experiment.dataset.train.groups
     assert groups is not None
-    for holdings in experiment.task.population.time_steps:
-        assert set(holdings.train.sizes) == {60}
-        assert set(holdings.valid.sizes) == {20}
+    for client_data in experiment.task.population.time_steps:
+        assert set(client_data.train.sizes) == {60}
+        assert set(client_data.valid.sizes) == {20}
         for client in range(8):
-            assert set(groups[holdings.train.for_client(client) % len(groups)]) == {
-                int(holdings.cluster[client])
+            assert set(groups[client_data.train.for_client(client) % len(groups)]) == {
+                int(client_data.cluster[client])
             }
     trained = {int(i) for step in experiment.task.population.time_steps for i in step.train.ids}
     assert not trained & {

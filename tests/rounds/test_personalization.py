@@ -13,9 +13,9 @@ import torch
 from methods.small_task import make_experiment, make_net
 from torch import Tensor, nn
 
+from remanence.core.compose_checks import check
 from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import InputError
-from remanence.core.method_checks import check
 from remanence.core.slots import Method, Part, Phase
 from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
@@ -49,8 +49,8 @@ def run(
     changes: dict[str, Any] | None = None,
     module: nn.Module | None = None,
 ) -> Run:
-    spec = small_experiment(method, {"rounds": 2} | (changes or {}), module=module).config
-    return start_run(spec, folder, method=as_method(method), module=module)
+    config = small_experiment(method, {"rounds": 2} | (changes or {}), module=module).config
+    return start_run(config, folder, method=as_method(method), module=module)
 
 
 def personal_lines(run: Run) -> list[dict[str, Any]]:

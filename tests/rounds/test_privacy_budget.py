@@ -170,10 +170,10 @@ def test_the_real_sampling_is_the_assumed_one() -> None:
 def run_small(
     method: str, folder: Path, changes: dict[str, Any] | None = None, said: list[str] | None = None
 ) -> Run:
-    spec = parse_experiment(
+    config = parse_experiment(
         {}, SMALL | {"method": method, "rounds": 5, "local.epochs": 1} | (changes or {})
     )
-    return start_run(spec, folder, progress=Listener(said if said is not None else []))
+    return start_run(config, folder, progress=Listener(said if said is not None else []))
 
 
 class Listener:

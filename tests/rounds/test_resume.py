@@ -29,7 +29,7 @@ from remanence.core.errors import (
     Stopped,
 )
 from remanence.results.checkpoint import MANIFEST, STATE
-from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, SPEC
+from remanence.results.run import CHECKPOINTS, EXPERIMENT, LEDGER, METRICS
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.time_limit import TimeLimit
 from remanence.training import server_step
@@ -44,7 +44,7 @@ def small_net() -> nn.Module:
     )
 
 
-def small_spec(**changes: Any) -> Experiment:
+def small_config(**changes: Any) -> Experiment:
     keys = {
         "data.name": "synthetic(samples=300, classes=4, features=8)",
         "data.partition": "iid",
@@ -93,7 +93,7 @@ def contents(folder: Path) -> dict[str, Any]:
 def straight(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The unbroken run."""
     folder = tmp_path_factory.mktemp("straight") / "run"
-    start_run(small_spec(), folder, module=seeded_net())
+    start_run(small_config(), folder, module=seeded_net())
     found = contents(folder)
     assert found["round"] == ROUNDS
     assert len(found["client_state"]) == 6  # every client took part at some time and has a state
@@ -104,21 +104,23 @@ def test_twenty_kills_at_random_moments_and_twenty_exact_resumes(
     tmp_path: Path, straight: dict[str, Any]
 ) -> None:
     begin = time.monotonic()
-    start_run(small_spec(), tmp_path / "timed", module=seeded_net())
+    start_run(small_config(), tmp_path / "timed", module=seeded_net())
     usual = time.monotonic() - begin
     draw = random.Random(20)
     killed_inside = 0
     for trial in range(20):
         folder = tmp_path / f"run-{trial}"
-        child = in_child(lambda folder=folder: start_run(small_spec(), folder, module=seeded_net()))
+        child = in_child(
+            lambda folder=folder: start_run(small_config(), folder, module=seeded_net())
+        )
         child.join(draw.uniform(0.0, 1.2) * usual)
         child.kill()
         child.join()
         killed_inside += child.exitcode == -signal.SIGKILL
-        if (folder / SPEC).exists():
+        if (folder / EXPERIMENT).exists():
             resume_run(folder, module=seeded_net())
         else:  # killed before there was anything to go on with
-            start_run(small_spec(), folder, overwrite=True, module=seeded_net())
+            start_run(small_config(), folder, overwrite=True, module=seeded_net())
         assert contents(folder) == straight, f"trial {trial}"
     assert killed_inside >= 10  # otherwise the test would show little
 
@@ -126,15 +128,15 @@ def test_twenty_kills_at_random_moments_and_twenty_exact_resumes(
 def test_repeated_kills_of_one_run(tmp_path: Path, straight: dict[str, Any]) -> None:
     """Killed, resumed and killed again, until it happens to finish."""
     folder = tmp_path / "run"
-    child = in_child(lambda: start_run(small_spec(), folder, module=seeded_net()))
+    child = in_child(lambda: start_run(small_config(), folder, module=seeded_net()))
     draw = random.Random(3)
     for _ in range(8):
         child.join(draw.uniform(0.05, 0.25))
         child.kill()
         child.join()
-        if not (folder / SPEC).exists():
+        if not (folder / EXPERIMENT).exists():
             child = in_child(
-                lambda: start_run(small_spec(), folder, overwrite=True, module=seeded_net())
+                lambda: start_run(small_config(), folder, overwrite=True, module=seeded_net())
             )
         else:
             child = in_child(lambda: resume_run(folder, module=seeded_net()))
@@ -163,7 +165,7 @@ def test_a_signal_saves_and_names_the_way_on(
     folder = tmp_path / "run"
     with pytest.raises(Stopped, match=r"remanence resume") as stop:
         start_run(
-            small_spec(**{"checkpoint.seconds": 1000}),
+            small_config(**{"checkpoint.seconds": 1000}),
             folder,
             module=seeded_net(),
             progress=Interrupting(),
@@ -191,7 +193,7 @@ def test_memory_that_does_not_suffice_at_the_server_is_said_and_the_rounds_befor
             RunFailed,
             match=r"out of memory in round 6, all before it is saved: go on with remanence resume",
         ):
-            start_run(small_spec(**{"checkpoint.seconds": 1000}), folder, module=seeded_net())
+            start_run(small_config(**{"checkpoint.seconds": 1000}), folder, module=seeded_net())
     assert contents(folder)["round"] == 5
     resume_run(folder, module=seeded_net())
     assert contents(folder) == straight
@@ -202,7 +204,7 @@ def test_a_time_limit_saves_and_every_session_gets_somewhere(
 ) -> None:
     folder = tmp_path / "run"
     with pytest.raises(Stopped, match="time is up after round 1 of 12") as stop:
-        start_run(small_spec(), folder, module=seeded_net(), time_limit=TimeLimit(0.0))
+        start_run(small_config(), folder, module=seeded_net(), time_limit=TimeLimit(0.0))
     assert stop.value.exit_code == OUT_OF_TIME
     for session in range(2, ROUNDS):
         with pytest.raises(Stopped, match=f"after round {session} "):
@@ -213,10 +215,10 @@ def test_a_time_limit_saves_and_every_session_gets_somewhere(
 
 def test_more_rounds_than_were_meant(tmp_path: Path, straight: dict[str, Any]) -> None:
     folder = tmp_path / "run"
-    start_run(small_spec(rounds=7), folder, module=seeded_net())
+    start_run(small_config(rounds=7), folder, module=seeded_net())
     resume_run(folder, rounds=ROUNDS, module=seeded_net())
     assert contents(folder) == straight
-    with pytest.raises(InputError, match="cannot take any back"):
+    with pytest.raises(InputError, match="must not be smaller"):
         resume_run(folder, rounds=3, module=seeded_net())
 
 
@@ -278,7 +280,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(
 ) -> None:
     damage, reason = DAMAGES[kind]
     folder = tmp_path / "run"
-    start_run(small_spec(rounds=7), folder, module=seeded_net())
+    start_run(small_config(rounds=7), folder, module=seeded_net())
     newest, older = newest_and_older(folder)
     assert (newest.name, older.name) == ("round-0000007", "round-0000006")
     damage(newest)
@@ -290,7 +292,7 @@ def test_a_bad_checkpoint_is_named_and_the_one_before_is_used(
 
 def test_no_good_checkpoint_left_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    start_run(small_spec(rounds=3), folder, module=seeded_net())
+    start_run(small_config(rounds=3), folder, module=seeded_net())
     for checkpoint in newest_and_older(folder):
         damage_state(checkpoint)
     with pytest.raises(CheckpointError, match=r"round-0000003.*round-0000002"):
@@ -299,7 +301,7 @@ def test_no_good_checkpoint_left_is_an_error(tmp_path: Path) -> None:
 
 def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    start_run(small_spec(rounds=3), folder, module=seeded_net())
+    start_run(small_config(rounds=3), folder, module=seeded_net())
     before = contents(folder)
     resume_run(folder, module=seeded_net())
     assert contents(folder) == before
@@ -309,13 +311,13 @@ def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
     from remanence.core.files import lock
 
     folder = tmp_path / "run"
-    start_run(small_spec(rounds=2), folder, module=seeded_net())
+    start_run(small_config(rounds=2), folder, module=seeded_net())
     with lock(folder), pytest.raises(InputError, match="in use by another"):
         resume_run(folder, module=seeded_net())
 
 
 def test_a_run_with_its_own_model_says_how_to_resume(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    start_run(small_spec(rounds=2), folder, module=seeded_net())
+    start_run(small_config(rounds=2), folder, module=seeded_net())
     with pytest.raises(InputError, match=r"rem\.resume\(.*model=\.\.\.\)"):
         resume_run(folder, rounds=3)

@@ -25,14 +25,14 @@ from remanence.engines.cuda_graphs import GraphedPhase
 from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
-from remanence.results.run import METRICS, SPEC, load
+from remanence.results.run import EXPERIMENT, METRICS, load
 from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import start_run
 from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
 
 
-def spec_of(**changes: Any) -> Experiment:
+def config_of(**changes: Any) -> Experiment:
     keys = {
         "data.name": "synthetic(samples=400, classes=4, features=6)",
         "data.partition": "dirichlet_by_class(alpha=0.5, minimum=5)",
@@ -114,7 +114,7 @@ def silence(reply: Reply) -> Iterator[Reply]:
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized", "processes"])
 def test_one_nan_client_of_ten_leaves_the_model_of_the_nine(tmp_path: Path, engine: str) -> None:
-    experiment = build(spec_of())
+    experiment = build(config_of())
     poisoned, lines = play(
         experiment, Tampered(make_engine(engine, experiment.task), poison), tmp_path / "poisoned"
     )
@@ -133,7 +133,7 @@ def test_one_nan_client_of_ten_leaves_the_model_of_the_nine(tmp_path: Path, engi
 
 
 def test_too_few_replies_abandon_the_round(tmp_path: Path) -> None:
-    experiment = build(spec_of(**{"round.min_replies": 10}))
+    experiment = build(config_of(**{"round.min_replies": 10}))
     state, lines = play(
         experiment, Tampered(make_engine("sequential", experiment.task), poison), tmp_path / "run"
     )
@@ -147,7 +147,7 @@ def test_too_few_replies_abandon_the_round(tmp_path: Path) -> None:
 
 
 def test_nobody_answers(tmp_path: Path) -> None:
-    experiment = build(spec_of(rounds=2))
+    experiment = build(config_of(rounds=2))
     _, lines = play(
         experiment,
         Tampered(make_engine("sequential", experiment.task), lambda reply: iter(())),
@@ -164,7 +164,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
     """
     everybody = " ".join(map(str, range(10)))
     experiment = build(
-        spec_of(
+        config_of(
             rounds=2, method="scaffold", **{"clients.availability": f"never(clients='{everybody}')"}
         )
     )
@@ -178,7 +178,7 @@ def test_nobody_is_there(tmp_path: Path) -> None:
 
 def test_what_is_written(tmp_path: Path) -> None:
     run = start_run(
-        spec_of(**{"clients.sample": 0.5, "record.every": 2, "rounds": 5}), tmp_path / "run"
+        config_of(**{"clients.sample": 0.5, "record.every": 2, "rounds": 5}), tmp_path / "run"
     )
     lines = run.metrics
     keys = (
@@ -208,7 +208,7 @@ def test_what_is_written(tmp_path: Path) -> None:
 
 
 def test_the_ledger_and_the_metrics_tell_the_same(tmp_path: Path) -> None:
-    run = start_run(spec_of(**{"record.local": True}), tmp_path / "run")
+    run = start_run(config_of(**{"record.local": True}), tmp_path / "run")
     rounds, per_class = run.ledger.per_class()
     shown = [line["per_class"] for line in run.metrics if line["split"] == "test"]
     np.testing.assert_allclose(per_class, np.array(shown, dtype=float), atol=1e-15)
@@ -226,12 +226,12 @@ def test_the_ledger_and_the_metrics_tell_the_same(tmp_path: Path) -> None:
 
 
 def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path: Path) -> None:
-    first = start_run(spec_of(), tmp_path / "a")
-    again = start_run(spec_of(), tmp_path / "b")
-    other = start_run(spec_of(seed=1), tmp_path / "c")
+    first = start_run(config_of(), tmp_path / "a")
+    again = start_run(config_of(), tmp_path / "b")
+    other = start_run(config_of(seed=1), tmp_path / "c")
     assert first.curve() == again.curve()
     assert first.curve() != other.curve()
-    a, b = build(spec_of(method="fedavg")), build(spec_of(method="fedprox(mu=0.5)+wsm"))
+    a, b = build(config_of(method="fedavg")), build(config_of(method="fedprox(mu=0.5)+wsm"))
     from remanence.core.rng import Key
 
     for round in range(1, 20):
@@ -251,13 +251,13 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(
         raise ValueError("no such kernel\nand more")
 
     monkeypatch.setattr(GraphedPhase, "run", fail)
-    spec = spec_of(engine="vectorized", execution="captured", rounds=3)
-    start_run(spec, tmp_path / "run", progress=LogProgress())
+    config = config_of(engine="vectorized", execution="captured", rounds=3)
+    start_run(config, tmp_path / "run", progress=LogProgress())
     reason = "steps could not be captured (no such kernel)"
     assert capsys.readouterr().err.count(f"slower than asked for: {reason}") == 1
     slow, plain = (
         load(tmp_path / "run"),
-        start_run(spec_of(engine="vectorized", execution="eager", rounds=3), tmp_path / "plain"),
+        start_run(config_of(engine="vectorized", execution="eager", rounds=3), tmp_path / "plain"),
     )
     assert slow.metadata["engine"] == f"vectorized: as asked; {reason}"
     assert slow.metadata | {"engine": ""} == plain.metadata | {"engine": ""}
@@ -277,7 +277,7 @@ def test_a_second_reason_is_said_without_the_first(
 
     monkeypatch.setattr(VectorizedEngine, "train", complain)
     start_run(
-        spec_of(engine="vectorized", execution="eager", rounds=3),
+        config_of(engine="vectorized", execution="eager", rounds=3),
         tmp_path / "run",
         progress=LogProgress(),
     )
@@ -295,12 +295,12 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
     for overwrite in (False, True):
         with pytest.raises(InputError, match="choose another --out"):
-            start_run(spec_of(rounds=1), tmp_path / "mine", overwrite=overwrite)
+            start_run(config_of(rounds=1), tmp_path / "mine", overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
-    start_run(spec_of(rounds=1), tmp_path / "run")
+    start_run(config_of(rounds=1), tmp_path / "run")
     with pytest.raises(InputError, match="remanence resume"):
-        start_run(spec_of(rounds=1), tmp_path / "run")
-    start_run(spec_of(rounds=2), tmp_path / "run", overwrite=True)
+        start_run(config_of(rounds=1), tmp_path / "run")
+    start_run(config_of(rounds=2), tmp_path / "run", overwrite=True)
     assert (
         len(json.loads((tmp_path / "run" / METRICS).read_text().splitlines()[0])["per_class"]) == 4
     )
@@ -318,7 +318,7 @@ def test_bad_experiments_leave_no_folder(tmp_path: Path) -> None:
         ({"data.augment": ["crop"]}, "images"),
     ]:
         with pytest.raises(InputError, match=words):
-            start_run(spec_of(**changes), tmp_path / "run")
+            start_run(config_of(**changes), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
 
@@ -337,18 +337,18 @@ class BatchNormNet(torch.nn.Module):
 
 
 def test_a_users_network_by_import_path(tmp_path: Path) -> None:
-    run = start_run(spec_of(model="test_run:BatchNormNet", engine="auto"), tmp_path / "run")
+    run = start_run(config_of(model="test_run:BatchNormNet", engine="auto"), tmp_path / "run")
     assert run.config.engine == "sequential"  # batch norm with clients of different sizes
     assert "batch norm" in run.metadata["engine"]
     loaded = load(tmp_path / "run")
     assert loaded == run
     assert isinstance(run.model(), BatchNormNet)
-    assert (tmp_path / "run" / SPEC).read_text().count("test_run:BatchNormNet") == 1
+    assert (tmp_path / "run" / EXPERIMENT).read_text().count("test_run:BatchNormNet") == 1
 
 
 def test_the_memory_of_a_federation_does_not_grow_with_its_clients() -> None:
     """Everybody beside everybody else would be 64 MB; the rows themselves are half a megabyte."""
-    spec = parse_experiment(
+    config = parse_experiment(
         {},
         {
             "data.name": "synthetic(samples=18000, features=8)",
@@ -359,7 +359,7 @@ def test_the_memory_of_a_federation_does_not_grow_with_its_clients() -> None:
     )
     tracemalloc.start()
     try:
-        experiment = build(spec)
+        experiment = build(config)
         first_state(experiment)
         _, peak = tracemalloc.get_traced_memory()
     finally:

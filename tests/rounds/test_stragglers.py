@@ -107,12 +107,12 @@ def test_late_answers_come_with_less_weight_and_nobody_is_asked_while_under_way(
 @pytest.mark.parametrize("method", ["fedavg", "scaffold"])
 @pytest.mark.parametrize("after", [2, 4])
 def test_answers_under_way_survive_a_kill(tmp_path: Path, method: str, after: int) -> None:
-    spec = parse_experiment(
+    config = parse_experiment(
         {}, SLOW | {"method": method, "round.deadline": "quantile(share=0.6)", "round.late": "use"}
     )
-    start_run(spec, tmp_path / "straight")
+    start_run(config, tmp_path / "straight")
     with pytest.raises(ConnectionAbortedError):
-        start_run(spec, tmp_path / "killed", progress=Dying(after))
+        start_run(config, tmp_path / "killed", progress=Dying(after))
     resume_run(tmp_path / "killed")
     assert contents(tmp_path / "killed") == contents(tmp_path / "straight")
 
@@ -196,7 +196,7 @@ def test_an_abandoned_round_uses_no_stale_reply() -> None:
     assert all(line["stale_used"] == 0 for line in lines if line["abandoned"])
 
 
-def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
+def test_without_a_server_who_is_late_keeps_its_average_untrained() -> None:
     """One round of gossip without a warm-up: whoever answers within the deadline ends with the
     trained model of a run without one, the others with the mix.
 
@@ -227,7 +227,7 @@ def test_without_a_server_who_is_late_keeps_what_it_heard_untrained() -> None:
 
 
 def test_several_global_models_wait_too() -> None:
-    spec = parse_experiment(
+    config = parse_experiment(
         {},
         SLOW
         | {
@@ -236,7 +236,7 @@ def test_several_global_models_wait_too() -> None:
             "round.deadline": "quantile(share=0.6)",
         },
     )
-    experiment = build(spec)
+    experiment = build(config)
     _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 2)
     # 0.6 of 7 is 4.2, so 5 are in time
     assert all((line["invited"], line["late"], line["replies"]) == (7, 2, 5) for line in lines)

@@ -105,7 +105,7 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
 def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
     for methods, more, words in [
         ("fedavg; fedavgg", {}, "did you mean fedavg"),
-        ("fedavg; fedavg", {}, "stands twice"),
+        ("fedavg; fedavg", {}, "is given twice"),
         ("", {}, "no methods"),
         ("fedavg", {"grid": {"lr": []}}, "no values"),
         ("fedavg", {"grid": {"lrr": [0.1]}}, "unknown key"),
@@ -139,7 +139,7 @@ def test_a_damaged_plan_is_not_resumed(
         rem.compare("fedavg", seeds=2, out=tmp_path / "c", time_limit=0.0, **SMALL)
     plan = dict(Comparison(tmp_path / "c").plan)
     if engine is None:
-        del plan["specs"]
+        del plan["experiments"]
     (tmp_path / "c" / COMPARISON).write_text(tomli_w.dumps(plan | {"engine": engine or {}}))
     with pytest.raises(InputError, match=fault):
         resume_comparison(tmp_path / "c", progress=NullProgress(), time_limit=TimeLimit(None))

@@ -61,14 +61,14 @@ def test_the_rounds_of_a_stack_count_for_the_time_limit(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(scheduler, "_run_one", run_one)
     monkeypatch.setattr(scheduler.RunBatcher, "run", lambda _, runs: [run() for run in runs])
-    spec, limit = parse_experiment({}, {"device": "cpu"}), TimeLimit(60)
+    config, limit = parse_experiment({}, {"device": "cpu"}), TimeLimit(60)
     choice = EngineChoice("vectorized", 1, "as asked")
-    runs = [QueuedRun(Path(str(seed)), spec, str(seed)) for seed in (0, 1)]
+    runs = [QueuedRun(Path(str(seed)), config, str(seed)) for seed in (0, 1)]
     scheduler.run_all(runs, {"": choice}, "", progress=NullProgress(), time_limit=limit)
     assert limit.rounds == 5
 
 
-class Heard:
+class Recorder:
     """Records its calls."""
 
     def __init__(self) -> None:
@@ -88,9 +88,9 @@ class Heard:
 
 
 def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
-    heard = Heard()
-    chorus = SharedProgress(heard, "three seeds")
-    first, second = chorus.for_run(), chorus.for_run()
+    recorder = Recorder()
+    shared = SharedProgress(recorder, "three seeds")
+    first, second = shared.for_run(), shared.for_run()
     first.start("seed 0", 0, 10)
     second.start("seed 1", 0, 10)
     first.round(LINE)
@@ -100,9 +100,9 @@ def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     )
     second.finish()
     first.finish()
-    assert heard.calls == [
+    assert recorder.calls == [
         ("start", "three seeds", 0, 10),
         ("round", 1),
-        ("say", "seed 1: round 2, accuracy 50.0%, refused: client 4 (not_finite)"),
+        ("say", "seed 1: round 2, accuracy 50.0%, rejected: client 4 (not_finite)"),
         "finish",
     ]

@@ -49,10 +49,10 @@ from remanence.results.run import (
     COMPARISON,
     CONFUSIONS,
     EXAMPLES,
+    EXPERIMENT,
     LEDGER,
     METRICS,
     PEERS,
-    SPEC,
     Comparison,
     Run,
 )
@@ -174,7 +174,7 @@ def write_images(home: Path) -> list[Path]:
 
 # --------------------------------------------------------------------------- experiments and tables
 
-EXPERIMENT = """\
+EXPERIMENT_TEXT = """\
 method = "fedprox(mu=0.1)+wsm"
 rounds = 3
 seed = 4
@@ -307,7 +307,11 @@ def write_metrics(home: Path) -> list[Path]:
 def write_facts(home: Path) -> list[Path]:
     write_runs(home)
     write_comparison(home / "compare", [{"method": "fedavg", "shares": [[0.5, 0.5]]}])
-    return [home / "server" / SPEC, home / "compare" / COMPARISON, home / "peers" / SPEC]
+    return [
+        home / "server" / EXPERIMENT,
+        home / "compare" / COMPARISON,
+        home / "peers" / EXPERIMENT,
+    ]
 
 
 def spoiled_runs(home: Path, number: int) -> tuple[str, ...]:
@@ -371,7 +375,8 @@ FILES: dict[str, Case] = {
     "metrics.jsonl": Case(write_metrics, read_runs),
     "experiment.toml and compare.toml of a folder": Case(write_facts, read_runs),
     "experiment TOML": Case(
-        lambda home: [write_bytes(home / "experiment.toml", EXPERIMENT.encode())], read_experiment
+        lambda home: [write_bytes(home / "experiment.toml", EXPERIMENT_TEXT.encode())],
+        read_experiment,
     ),
     "drift tables": Case(
         lambda home: [

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds.drift_runs import spec_of
+from rounds.drift_runs import config_of
 from rounds.test_decentralized import EVERYTHING, all_contents
-from rounds.test_resume import Listening, contents, seeded_net, small_spec
+from rounds.test_resume import Listening, contents, seeded_net, small_config
 from rounds.test_stragglers import SLOW
 from trust.faults import SCALE, record_skipped, record_trial
 from trust.killing import in_child
@@ -24,7 +24,7 @@ from trust.killing import in_child
 from remanence.config import parse_experiment
 from remanence.core.errors import INTERRUPTED, TERMINATED, InputError, RunFailed, Stopped
 from remanence.report import write_report
-from remanence.results.run import LEDGER, METRICS, SPEC
+from remanence.results.run import EXPERIMENT, LEDGER, METRICS
 from remanence.rounds.loop import resume_run, start_run
 
 SMALL_DISK = 1 << 21
@@ -92,21 +92,21 @@ def test_a_full_disk_raises_an_error_and_loses_nothing(
     tmp_path: Path, small_disk: Path, kind: str, leave: int
 ) -> None:
     module = {"module": seeded_net()} if kind == "server" else {}
-    spec = (
-        small_spec(rounds=6, **{"record.examples": True})
+    config = (
+        small_config(rounds=6, **{"record.examples": True})
         if kind == "server"
-        else spec_of("hast(peers=2, depth=1)", **EVERYTHING)
+        else config_of("hast(peers=2, depth=1)", **EVERYTHING)
     )
-    start_run(spec, tmp_path / "straight", **module)
+    start_run(config, tmp_path / "straight", **module)
     folder = small_disk / "run"
     ballast = fill(small_disk, leave)
     with pytest.raises(RunFailed, match="is full: nothing saved so far is lost; free some space"):
-        start_run(spec, folder, **module)
+        start_run(config, folder, **module)
     ballast.unlink()
-    if (folder / SPEC).exists():
+    if (folder / EXPERIMENT).exists():
         resume_run(folder, **module)
     else:
-        start_run(spec, folder, overwrite=True, **module)
+        start_run(config, folder, overwrite=True, **module)
     assert all_contents(folder) == all_contents(tmp_path / "straight")
     record_trial(
         "the disk is full",
@@ -116,7 +116,7 @@ def test_a_full_disk_raises_an_error_and_loses_nothing(
 
 
 def test_a_full_disk_keeps_the_old_report(tmp_path: Path, small_disk: Path) -> None:
-    start_run(small_spec(rounds=2), tmp_path / "run", module=seeded_net())
+    start_run(small_config(rounds=2), tmp_path / "run", module=seeded_net())
     page = small_disk / "report.html"
     page.write_text("the old page")
     with pytest.raises(RunFailed, match="is full"):  # the page has more than four megabytes
@@ -130,8 +130,8 @@ def test_a_full_disk_keeps_the_old_report(tmp_path: Path, small_disk: Path) -> N
 
 def test_a_read_only_folder_is_rejected(tmp_path: Path, closed_folder: Path) -> None:
     with pytest.raises(InputError, match=r"cannot write to .*: choose another folder"):
-        start_run(small_spec(rounds=1), closed_folder / "run", module=seeded_net())
-    start_run(small_spec(rounds=1), tmp_path / "run", module=seeded_net())
+        start_run(small_config(rounds=1), closed_folder / "run", module=seeded_net())
+    start_run(small_config(rounds=1), tmp_path / "run", module=seeded_net())
     with pytest.raises(InputError, match="cannot write to"):
         write_report(tmp_path / "run", out=closed_folder / "report.html")
     assert list(closed_folder.iterdir()) == []
@@ -139,16 +139,16 @@ def test_a_read_only_folder_is_rejected(tmp_path: Path, closed_folder: Path) -> 
 
 
 def test_the_second_process_on_a_folder_is_rejected(tmp_path: Path) -> None:
-    folder, spec = tmp_path / "run", small_spec()
-    start_run(spec, tmp_path / "straight", module=seeded_net())
-    child = in_child(lambda: start_run(spec, folder, module=seeded_net()))
+    folder, config = tmp_path / "run", small_config()
+    start_run(config, tmp_path / "straight", module=seeded_net())
+    child = in_child(lambda: start_run(config, folder, module=seeded_net()))
     while not (folder / METRICS).exists() and child.is_alive():
         time.sleep(0.001)
     os.kill(child.pid, signal.SIGSTOP)  # in the middle of its run
     refused = 0
     for attempt in (
         lambda: resume_run(folder, module=seeded_net()),
-        lambda: start_run(spec, folder, overwrite=True, module=seeded_net()),
+        lambda: start_run(config, folder, overwrite=True, module=seeded_net()),
     ):
         with pytest.raises(InputError, match="in use by another"):
             attempt()
@@ -166,10 +166,10 @@ def test_the_second_process_on_a_folder_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("jump", [-1e9, -3600.0, 1e9])
 def test_clocks_may_jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """The wall clock goes backwards or far ahead; the run is interrupted and resumed."""
-    start_run(small_spec(rounds=6), tmp_path / "straight", module=seeded_net())
+    start_run(small_config(rounds=6), tmp_path / "straight", module=seeded_net())
     real, begin = time.time, time.time()
     monkeypatch.setattr(time, "time", lambda: real() + (jump if real() - begin > 0.05 else 0.0))
-    start_run(small_spec(rounds=3), tmp_path / "run", module=seeded_net())
+    start_run(small_config(rounds=3), tmp_path / "run", module=seeded_net())
     for path in (tmp_path / "run").rglob("*"):
         os.utime(path, (begin + jump, begin + jump) if begin + jump > 0 else (1, 1))
     resume_run(tmp_path / "run", rounds=6, module=seeded_net())
@@ -212,14 +212,14 @@ def test_a_signal_saves(tmp_path: Path, name: str, kind: str) -> None:
     (number,), code = SIGNALS[name]
     module = {"module": seeded_net()} if kind == "server" else {}
     keys = {"checkpoint.seconds": 1000}
-    spec = (
-        small_spec(rounds=5, **keys)
+    config = (
+        small_config(rounds=5, **keys)
         if kind == "server"
-        else spec_of("hast(peers=2, depth=1)", **EVERYTHING | keys)
+        else config_of("hast(peers=2, depth=1)", **EVERYTHING | keys)
     )
-    start_run(spec, tmp_path / "straight", **module)
+    start_run(config, tmp_path / "straight", **module)
     with pytest.raises(Stopped, match="all saved") as stop:
-        start_run(spec, tmp_path / "run", progress=Interrupting(3, number), **module)
+        start_run(config, tmp_path / "run", progress=Interrupting(3, number), **module)
     assert stop.value.exit_code == code
     assert contents(tmp_path / "run")["round"] == 3
     resume_run(tmp_path / "run", **module)
@@ -233,7 +233,7 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
     """The second Ctrl-C arrives while the first one saves: the checkpoint is complete or missing."""
     from remanence.results.checkpoint import CheckpointStore
 
-    start_run(small_spec(rounds=5), tmp_path / "straight", module=seeded_net())
+    start_run(small_config(rounds=5), tmp_path / "straight", module=seeded_net())
     write, saves = CheckpointStore._write_folder, []
 
     def interrupted(self: CheckpointStore, name: str, files: dict[str, bytes]) -> None:
@@ -246,7 +246,7 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
         patch.setattr(CheckpointStore, "_write_folder", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start_run(
-                small_spec(rounds=5, **{"checkpoint.seconds": 1000}),
+                small_config(rounds=5, **{"checkpoint.seconds": 1000}),
                 tmp_path / "run",
                 module=seeded_net(),
                 progress=Interrupting(3, signal.SIGINT),
@@ -262,8 +262,8 @@ def test_files_shorter_than_in_the_checkpoint(tmp_path: Path, name: str) -> None
     """As after a disk that lost flushed data: the newest checkpoint is skipped and the one before
     is used.
     """
-    start_run(small_spec(rounds=6), tmp_path / "straight", module=seeded_net())
-    start_run(small_spec(rounds=4), tmp_path / "run", module=seeded_net())
+    start_run(small_config(rounds=6), tmp_path / "straight", module=seeded_net())
+    start_run(small_config(rounds=4), tmp_path / "run", module=seeded_net())
     path = tmp_path / "run" / name
     os.truncate(path, path.stat().st_size - 1)
     listening = Listening()
@@ -283,13 +283,13 @@ def test_files_shorter_than_in_the_checkpoint(tmp_path: Path, name: str) -> None
 def test_late_replies_survive(tmp_path: Path, after: int) -> None:
     from rounds.test_decentralized import Dying
 
-    spec = parse_experiment(
+    config = parse_experiment(
         {},
         SLOW | {"method": "scaffold", "round.deadline": "quantile(share=0.6)", "round.late": "use"},
     )
-    start_run(spec, tmp_path / "straight")
+    start_run(config, tmp_path / "straight")
     with pytest.raises(ConnectionAbortedError):
-        start_run(spec, tmp_path / "run", progress=Dying(after))
+        start_run(config, tmp_path / "run", progress=Dying(after))
     resume_run(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
     record_trial(

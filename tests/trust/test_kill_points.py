@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rounds.drift_runs import spec_of
+from rounds.drift_runs import config_of
 from rounds.test_decentralized import EVERYTHING, all_contents
-from rounds.test_resume import seeded_net, small_spec
+from rounds.test_resume import seeded_net, small_config
 from trust.faults import PHASES, SCALE, record_trial
 from trust.killing import count_lines, draw_points, killed
 
 from remanence.config import Experiment
 from remanence.recipes.reproduce import reproduce
 from remanence.report import write_report
-from remanence.results.run import SPEC, Run
+from remanence.results.run import EXPERIMENT, Run
 from remanence.rounds.loop import resume_run, start_run
 
 SEEDS = range(10 if SCALE.parts > 1 else 1)  # of the draws of points: a test each
@@ -28,7 +28,7 @@ EACH = max(1, -(-SCALE.kills // (len(SEEDS) * 10)))  # kills a phase, with a ser
 
 def server_run(folder: Path) -> Run:
     return start_run(
-        small_spec(rounds=4, **{"record.examples": True}),
+        small_config(rounds=4, **{"record.examples": True}),
         folder,
         overwrite=True,
         module=seeded_net(),
@@ -36,7 +36,7 @@ def server_run(folder: Path) -> Run:
 
 
 def peers_spec() -> Experiment:
-    return spec_of("hast(peers=2, depth=1)+moon", **EVERYTHING, rounds=2)
+    return config_of("hast(peers=2, depth=1)+moon", **EVERYTHING, rounds=2)
 
 
 KINDS: dict[str, tuple[Callable[[Path], Run], Callable[[Path], Run]]] = {
@@ -68,7 +68,7 @@ def test_a_run_killed_anywhere_resumes_exactly(
     for place, (phase, number) in enumerate(draw_points(counts, PHASES[:5], EACH, seed)):
         folder = tmp_path / str(place)
         assert killed(lambda folder=folder: begin(folder), phase, number), (phase, number)
-        if (folder / SPEC).exists():
+        if (folder / EXPERIMENT).exists():
             resume(folder)
         else:  # killed before there was anything to go on with
             begin(folder)

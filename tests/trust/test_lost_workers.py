@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from rounds.test_resume import contents, seeded_net, small_spec
+from rounds.test_resume import contents, seeded_net, small_config
 from trust.faults import record_trial
 from trust.killing import in_child
 
@@ -25,7 +25,7 @@ from remanence.core.types import Reply
 from remanence.engines.processes import ProcessEngine
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.worker_pool import WorkerPool
-from remanence.results.run import SPEC
+from remanence.results.run import EXPERIMENT
 from remanence.rounds.loop import resume_run, start_run
 from remanence.testing.toy_task import max_rel_diff, run_rounds, small_experiment, state_tree
 
@@ -169,9 +169,9 @@ def children_of(process: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("wait", [0.1, 0.5])
 def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None:
-    spec = small_spec(engine="processes", workers=2, rounds=4)
-    start_run(spec, tmp_path / "straight", module=seeded_net())
-    child = in_child(lambda: start_run(spec, tmp_path / "run", module=seeded_net()))
+    config = small_config(engine="processes", workers=2, rounds=4)
+    start_run(config, tmp_path / "straight", module=seeded_net())
+    child = in_child(lambda: start_run(config, tmp_path / "run", module=seeded_net()))
     while child.is_alive() and not list(children_of(child.pid)):
         time.sleep(0.01)
     time.sleep(wait)
@@ -187,10 +187,10 @@ def test_workers_end_with_their_coordinator(tmp_path: Path, wait: float) -> None
         time.sleep(0.1)
     else:
         raise AssertionError("workers outlived their coordinator by 10 s")
-    if (tmp_path / "run" / SPEC).exists():
+    if (tmp_path / "run" / EXPERIMENT).exists():
         resume_run(tmp_path / "run", module=seeded_net())
     else:
-        start_run(spec, tmp_path / "run", overwrite=True, module=seeded_net())
+        start_run(config, tmp_path / "run", overwrite=True, module=seeded_net())
     assert contents(tmp_path / "run") == contents(tmp_path / "straight")
     record_trial(
         "the coordinator is killed, workers running",

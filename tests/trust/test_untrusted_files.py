@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from rounds.test_resume import contents, seeded_net, small_spec
+from rounds.test_resume import contents, seeded_net, small_config
 from trust.faults import record_trial
 from trust.mutations import bounded
 
@@ -27,7 +27,7 @@ from remanence.core.errors import InputError
 from remanence.data.mnist_idx import read_idx
 from remanence.data.npz_reader import read_npz
 from remanence.data.svhn_mat import read_mat
-from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison
+from remanence.results.run import COMPARISON, EXPERIMENT, RUNS, Comparison
 from remanence.rounds.loop import resume_run, start_run
 
 CODE = "evil_module:Net"
@@ -44,12 +44,12 @@ def evil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_no_file_and_no_folder_decides_what_is_imported(tmp_path: Path, evil: Path) -> None:
     run = tmp_path / "run"
-    start_run(small_spec(rounds=2), run, module=seeded_net())
-    text = (run / SPEC).read_text().replace('objects = [\n    "model",\n]', "objects = []")
+    start_run(small_config(rounds=2), run, module=seeded_net())
+    text = (run / EXPERIMENT).read_text().replace('objects = [\n    "model",\n]', "objects = []")
     lines = [
         f'model = "{CODE}"' if line.startswith("model = ") else line for line in text.splitlines()
     ]
-    (run / SPEC).write_text("\n".join(lines))
+    (run / EXPERIMENT).write_text("\n".join(lines))
     experiment = tmp_path / "experiment.toml"
     experiment.write_text(f'model = "{CODE}"\n')
     comparison = tmp_path / "comparison"
@@ -59,7 +59,7 @@ def test_no_file_and_no_folder_decides_what_is_imported(tmp_path: Path, evil: Pa
         "select": "last",
         "engine": {"name": "sequential", "threads": 1, "reason": ""},
         "cells": [cell],
-        "specs": {"a": {"model": CODE}},
+        "experiments": {"a": {"model": CODE}},
     }
     (comparison / COMPARISON).write_text(tomli_w.dumps(plan))
     commands = [
@@ -92,12 +92,12 @@ def test_a_comparison_cannot_reach_outside(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "deep" / "comparison"
     folder.mkdir(parents=True)
     cell = {"name": name, "method": "fedavg", "setting": "", "seed": 0}
-    spec = small_spec(rounds=1).model_dump(mode="json", exclude_none=True)
+    config = small_config(rounds=1).model_dump(mode="json", exclude_none=True)
     plan = {
         "select": "last",
         "engine": {"name": "sequential", "threads": 1, "reason": ""},
         "cells": [cell],
-        "specs": {name: spec},
+        "experiments": {name: config},
     }
     (folder / COMPARISON).write_text(tomli_w.dumps(plan))
     before = sorted(path for path in tmp_path.rglob("*"))
@@ -177,12 +177,12 @@ def test_a_changed_drift_table_is_rejected(tmp_path: Path) -> None:
         "data.name": "synthetic(samples=240, classes=4, features=6, test=0.25)", "model": "mlp(hidden=8)", "drift.schedule": f"table(path='{table}')",
         "drift.concepts": "swap", "drift.time_steps": 2, "clients.count": 4, "rounds": 2, "engine": "sequential", "threads": 1, "checkpoint.seconds": 0,
     }  # fmt: skip
-    spec = parse_experiment({}, keys)
-    start_run(spec, tmp_path / "straight")
+    config = parse_experiment({}, keys)
+    start_run(config, tmp_path / "straight")
     from rounds.test_decentralized import Dying
 
     with pytest.raises(ConnectionAbortedError):
-        start_run(spec, tmp_path / "run", progress=Dying(2))
+        start_run(config, tmp_path / "run", progress=Dying(2))
     table.write_text("0,0,1,1\n1,0,1,0\n")
     with pytest.raises(
         InputError,
@@ -203,7 +203,7 @@ def test_changed_data_are_rejected(tmp_path: Path) -> None:
     file = tmp_path / "own.npz"
     x = np.arange(400, dtype=np.float32).reshape(100, 4)
     np.savez(file, x=x, y=np.arange(100) % 3)
-    spec = parse_experiment(
+    config = parse_experiment(
         {},
         {
             "data.name": str(file),
@@ -214,7 +214,7 @@ def test_changed_data_are_rejected(tmp_path: Path) -> None:
             "threads": 1,
         },
     )
-    start_run(spec, tmp_path / "run")
+    start_run(config, tmp_path / "run")
     np.savez(file, x=x, y=np.arange(100) // 34)
     from remanence.experiment.data_setup import _load
 

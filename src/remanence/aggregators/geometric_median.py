@@ -66,7 +66,7 @@ def geometric_median(
     guarded = MinimumReplies(
         "geometric_median",
         3,
-        "a majority of one is none",
+        "of fewer, one hostile reply is no minority",
         "take the mean (fedavg)",
         weighted,
         minimize_distances,

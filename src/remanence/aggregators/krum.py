@@ -56,11 +56,11 @@ def multi_krum(*, byzantine: int = 1, keep: int = 0) -> Part:
     def choose_some(weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         return average_closest(replies, srv, byzantine, keep or replies.num_clients - byzantine - 2)
 
-    least, why = max(
+    minimum, reason = max(
         (2 * byzantine + 3, "2 * byzantine + 3"), (keep + byzantine + 2, "keep + byzantine + 2")
     )
     guarded = MinimumReplies(
-        "multi_krum", least, why, "lower byzantine or keep", False, choose_some
+        "multi_krum", minimum, reason, "lower byzantine or keep", False, choose_some
     )
     return Part(
         "multi_krum", static=("byzantine", "keep"), aggregate=aggregate_with_minimum(guarded)

@@ -30,7 +30,12 @@ def median() -> Part:
     have the same weight, whatever number of examples they claim.
     """
     guarded = MinimumReplies(
-        "median", 3, "a majority of one is none", "take the mean (fedavg)", False, take_median
+        "median",
+        3,
+        "of fewer, one hostile reply is no minority",
+        "take the mean (fedavg)",
+        False,
+        take_median,
     )
     return Part("median", aggregate=aggregate_with_minimum(guarded))
 

@@ -20,7 +20,7 @@ from remanence.core.slots import Aggregate
 from remanence.core.types import Reply
 
 # (weights [k], replies, srv) -> delta
-RobustRule = Callable[[Tensor, Reply, ServerContext], Params]
+RobustUpdate = Callable[[Tensor, Reply, ServerContext], Params]
 
 
 @dataclass(frozen=True)
@@ -30,32 +30,32 @@ class MinimumReplies:
     Args:
         name: The part's name, for messages.
         minimum: The least number of replies for which the guarantee holds.
-        why: Where that number comes from, in words.
+        reason: Where that number comes from, in words.
         cure: What else a user may change.
         weighted: Whether the clients' weights count.
-        rule: Computes the update of the model.
+        compute: Computes the update of the model.
     """
 
     name: str
     minimum: int
-    why: str
+    reason: str
     cure: str
     weighted: bool
-    rule: RobustRule
+    compute: RobustUpdate
 
     def __call__(self, weights: Tensor, replies: Reply, srv: ServerContext) -> Params:
         if replies.num_clients < self.minimum:
             raise AggregationFailed(
-                f"{self.name} needs {self.minimum} replies ({self.why}) and"
+                f"{self.name} needs {self.minimum} replies ({self.reason}) and"
                 f" {replies.num_clients} came"
             )
-        return self.rule(weights, replies, srv)
+        return self.compute(weights, replies, srv)
 
     def check_cohort(self, clients: int) -> None:
         """Raise `InputError` for an experiment that samples too few clients."""
         if clients < self.minimum:
             raise InputError(
-                f"{self.name} needs {self.minimum} clients in a round ({self.why}) and there"
+                f"{self.name} needs {self.minimum} clients in a round ({self.reason}) and there"
                 f" are {clients}:"
                 f" sample more of them (clients.count, clients.sample) or {self.cure}"
             )
@@ -79,8 +79,8 @@ def median_buffers(current: Params, sent: Params, weights: Tensor) -> Params:
 
 def minimum_of(method: ComposedMethod) -> MinimumReplies | None:
     """The method's aggregation if it is robust; else None."""
-    owner = method.part_filling("aggregate")
-    found = None if owner is None or owner.aggregate is None else owner.aggregate.partial
+    part = method.part_filling("aggregate")
+    found = None if part is None or part.aggregate is None else part.aggregate.partial
     return found if isinstance(found, MinimumReplies) else None
 
 

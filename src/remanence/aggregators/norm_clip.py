@@ -39,9 +39,16 @@ def norm_clip(*, limit: float = 0.0) -> Part:
         norms = distances_from(pytree.zeros_like(pytree.take(delta, 0)), delta)  # [k]
         return pytree.weighted_sum(weights * clip_factors(norms, limit), delta)
 
-    least, why = (1, "any") if limit else (3, "a median of two is no limit")
+    minimum, reason = (
+        (1, "one is enough") if limit else (3, "of fewer, one hostile reply sets the median")
+    )
     guarded = MinimumReplies(
-        "norm_clip", least, why, "give a limit, such as norm_clip(limit=1)", True, clip_and_average
+        "norm_clip",
+        minimum,
+        reason,
+        "give a limit, such as norm_clip(limit=1)",
+        True,
+        clip_and_average,
     )
     return Part("norm_clip", static=("limit",), aggregate=aggregate_with_minimum(guarded))
 

@@ -62,7 +62,7 @@ def label_flip(
     def success_examples(
         x: np.ndarray, y: np.ndarray, info: DataInfo
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the test examples of the attacked class with the label the attack wants."""
+        """Return the test examples of the attacked class, with the wrong label as target."""
         chosen = np.flatnonzero(y == of)
         return x[chosen], _relabel(y[chosen], to, info.classes, Key(0))
 

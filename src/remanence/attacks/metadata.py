@@ -26,13 +26,13 @@ CLAIMS = ("true", "uniform", "inverse")
 def count_lies(
     *, fraction: float = 0.1, clients: str = "", factor: float = 10.0, claim: str = "true"
 ) -> Attack:
-    """Claims `factor` times its examples, its label counts and its forgettable examples (at least
-    one of these, or nothing could be multiplied).
+    """Claims `factor` times its numbers of examples, label counts and forgotten examples. A single
+    count of 0 is multiplied as 1.
 
     fraction: share of the clients that attack.
     clients: their numbers instead, such as "3 7".
-    factor: by how much; 1 where only `claim` shall lie. A claim above round.weight_cap is refused
-        by the gate.
+    factor: multiplies the counts; 1 to change only their spread over classes (`claim`). The gate
+        rejects a reply whose number of examples is above round.weight_cap.
     claim: how the claimed labels are spread over classes: true, as they are; uniform, all classes
         alike; inverse, most of what it has least of.
     """
@@ -41,7 +41,7 @@ def count_lies(
     check_range(factor > 0, "attack count_lies", "factor", "above 0", factor)
     if factor == 1 and claim == "true":
         raise InputError(
-            "attack count_lies: factor=1 with claim=true tells the truth: give another factor,"
+            "attack count_lies: factor=1 with claim=true changes nothing: give another factor,"
             " or claim=inverse"
         )
 

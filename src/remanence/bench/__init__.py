@@ -2,7 +2,7 @@
 in turns in one process.
 
     jobs          the jobs: experiments of the sizes in the papers, on synthetic data
-    baselines     the plain loop over clients and the floor, with torch.nn and torch.optim alone
+    baselines     the plain loop over clients and the lower bound, with torch.nn and torch.optim
     plain_engine  an engine that trains and evaluates one client at a time, for whole rounds
     runner        runs the jobs, checks their results in float64 and times them
     machine       peak memory, and the machine that a result was measured with

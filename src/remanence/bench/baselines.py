@@ -1,5 +1,5 @@
-"""The baselines of the benchmark: a plain loop over clients, and the floor, a lower bound on the
-time of a round.
+"""The baselines of the benchmark: a plain loop over clients, and a lower bound on the time of a
+round.
 
 They use nn.Module, autograd and torch.optim alone. The data are on the device and batches are
 selected there, which favors the loop. It shares only the plan of batches with the engines, so that
@@ -216,7 +216,7 @@ def _count_correct(
     return correct
 
 
-def make_scoring_floor(
+def make_scoring_lower_bound(
     experiment: BuiltExperiment, model: nn.Module, times: int
 ) -> Callable[[], None]:
     """One model on the whole test set, `times` times: compiled where possible, channels last, on a
@@ -236,9 +236,9 @@ def make_scoring_floor(
     return run
 
 
-def make_floor(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], None]:
-    """The floor: one model trains on as many examples, in batches as large as those of all clients
-    together, so that only the arithmetic remains.
+def make_lower_bound(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], None]:
+    """The lower bound: one model trains on as many examples, in batches as large as those of all
+    clients together, so that only the arithmetic remains.
 
     It is compiled where possible, and on CUDA the whole step with its optimizer is one CUDA graph.
     """
@@ -314,5 +314,5 @@ def compiler_works(device: torch.device) -> bool:
     """Whether torch.compile works here: it needs a C++ compiler, or Triton on a GPU."""
     try:
         return bool((torch.compile(lambda x: x + 1)(torch.zeros(2, device=device)) == 1).all())
-    except Exception:  # for any reason: the floor is then measured without it
+    except Exception:  # for any reason: the lower bound is then measured without it
         return False

@@ -1,5 +1,5 @@
-"""Times jobs: the engine, the plain loop and the floor take turns in one process, and the median of
-several turns counts.
+"""Times jobs: the engine, the plain loop and the lower bound take turns in one process, and the
+median of several turns counts.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from remanence.bench.baselines import (
-    make_floor,
-    make_scoring_floor,
+    make_lower_bound,
+    make_scoring_lower_bound,
     plain_model,
     score_models,
     train_clients,
@@ -118,18 +118,18 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
         difference = compare_with_plain(job, device, choice)
         set_precision(experiment.config)  # the comparison changed it to float64
         rows = count_rows(experiment, work)
-        floor = None  # not defined for a round in which peers are evaluated and averaged
+        lower_bound = None  # not defined for a round in which peers are evaluated and averaged
         if job.measure == "score":
-            plain, ours, floor, rows = scoring(experiment, state, work, engine)
+            plain, ours, lower_bound, rows = scoring(experiment, state, work, engine)
         elif job.measure == "round":
             plain, ours = (
                 partial(run_once, experiment, state, each)
                 for each in (PlainEngine(experiment), engine)
             )
         else:
-            plain, ours, floor = training(experiment, state, work, engine)
+            plain, ours, lower_bound = training(experiment, state, work, engine)
         contenders = {"plain": (plain, threads), "ours": (ours, ours_threads)} | (
-            {"floor": (floor, threads)} if floor else {}
+            {"lower_bound": (lower_bound, threads)} if lower_bound else {}
         )
         times = interleave(contenders, repeat, experiment.task.info.device)
         with watching_memory(experiment.task.info.device) as peak:
@@ -138,12 +138,14 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
         engine.close()
         torch.set_num_threads(threads)
     seconds, sequential = statistics.median(times["ours"]), statistics.median(times["plain"])
-    floor_seconds = statistics.median(times["floor"]) if "floor" in times else None
+    lower_bound_seconds = (
+        statistics.median(times["lower_bound"]) if "lower_bound" in times else None
+    )
     more = {
         "ratio_to_sequential": sequential / seconds,
-        "share_of_floor": floor_seconds and floor_seconds / seconds,
+        "share_of_lower_bound": lower_bound_seconds and lower_bound_seconds / seconds,
         "sequential_seconds": sequential,
-        "floor_seconds": floor_seconds,
+        "lower_bound_seconds": lower_bound_seconds,
         "difference_in_float64": difference,
     }
     return (
@@ -166,7 +168,7 @@ def describe(
         "job": job.name,
         "about": job.about,
         "ratio_to_sequential": None,
-        "share_of_floor": None,
+        "share_of_lower_bound": None,
         "samples_per_second": rows / seconds,
         "seconds": seconds,
         "fastest_seconds": min(times),
@@ -189,11 +191,11 @@ def start_engine(experiment: BuiltExperiment, work: ClientWork) -> tuple[EngineC
 def training(
     experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]:
-    """A round up to the new global model by the plain loop, the engine and the floor."""
+    """A round up to the new global model by the plain loop, the engine and the lower bound."""
     return (
         lambda: train_clients(experiment, state, work),
         lambda: train_ours(experiment, state, work, engine),
-        make_floor(experiment, work),
+        make_lower_bound(experiment, work),
     )
 
 
@@ -209,8 +211,8 @@ def train_ours(
 def scoring(
     experiment: BuiltExperiment, state: RunState, work: ClientWork, engine: Engine
 ) -> tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any], int]:
-    """The local models of a round on the test set by the plain loop, the engine and the floor; with
-    the number of evaluated examples.
+    """The local models of a round on the test set by the plain loop, the engine and the lower
+    bound, and the number of evaluated examples.
     """
     models = local_models(state.server.model, Reply.concat(list(engine.train(work))))
     many, classes = len(work.clients), torch.arange(experiment.task.info.num_classes)
@@ -226,7 +228,7 @@ def scoring(
     return (
         lambda: score_models(experiment, modules),
         lambda: engine.score(models, "test"),
-        make_scoring_floor(experiment, modules[0], many),
+        make_scoring_lower_bound(experiment, modules[0], many),
         many * len(experiment.task.test.y),
     )
 
@@ -298,7 +300,13 @@ def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> 
     torch.set_num_threads(threads)
     rows = sum(count_rows(each, one) for each, _, one in prepared)
     return describe(
-        job, experiment, choice.threads, times, rows, peak(), f"stacked, steps {engine.execution}"
+        job,
+        experiment,
+        choice.threads,
+        times,
+        rows,
+        peak(),
+        f"vectorized, steps {engine.execution}",
     )
 
 

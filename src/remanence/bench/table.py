@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-HEAD = ("job", "seconds", "examples/s", "x sequential", "of the floor", "memory", "compared with")
+HEAD = ("job", "seconds", "examples/s", "x sequential", "of lower bound", "memory", "compared with")
 
 
 def render(results: Sequence[dict[str, Any]]) -> str:
@@ -28,7 +28,7 @@ def _cells(result: dict[str, Any]) -> tuple[str, ...]:
         f"{result['seconds']:.4g}",
         f"{result['samples_per_second']:,.0f}",
         _maybe(result["ratio_to_sequential"], "{:.2f}"),
-        _maybe(result["share_of_floor"], "{:.0%}"),
+        _maybe(result["share_of_lower_bound"], "{:.0%}"),
         f"{result['peak_memory_bytes'] / 2**20:,.0f} MB",
         f"{result['ratio_to_relative']:.2f} x {relative}" if relative else "",
     )

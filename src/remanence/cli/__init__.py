@@ -1,4 +1,4 @@
-"""The command `remanence`: flags in, calls of the Python API, text out.
+"""The command `remanence`: parses flags, calls the Python API and prints the results.
 
 `main` has the app and the entry point; `runs` the commands that train, `analysis` those that read
 runs, `data`, `recipes` and `flower` those of the packages with these names. `flags` makes the flags

@@ -47,8 +47,8 @@ def bench(
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the speed of the engines beside a plain PyTorch loop and the upper bound of the
-    hardware, on synthetic data.
+    """Measure the speed of the engines beside a plain PyTorch loop and a lower bound on the time
+    of a round, on synthetic data.
     """
     from remanence.bench import render, run_jobs
 

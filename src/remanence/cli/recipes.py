@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from remanence.recipes.tables import ResultOutcome
 
 
-Result = Annotated[
+ResultName = Annotated[
     str | None,
     typer.Argument(
         metavar="[RESULT]",
@@ -58,7 +58,7 @@ ContinuedFolder = Annotated[
 
 
 def reproduce(
-    name: Result = None,
+    name: ResultName = None,
     scale: Scale = "desk",
     only: Only = None,
     seeds: Seeds = None,

@@ -1,7 +1,7 @@
 """The settings of an experiment: one pydantic model, with a section for each table of the file.
 
-The description of a field is its only documentation: the help texts of the command line and the
-reference pages are made from it.
+The description of a field is its only documentation: the help texts of the command line are made
+from it.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Any, ParamSpec
 
 from remanence.core import expressions
+from remanence.core.compose_checks import check
 from remanence.core.contexts import Context, PeerContext, ServerContext
 from remanence.core.declarations import Mechanism
-from remanence.core.method_checks import check
 from remanence.core.slots import STAGES, Method, Optimizer, Part
 from remanence.core.types import TaskInfo
 
@@ -69,7 +69,7 @@ class BoundHook:
         self.name, self.function = part.name, function
 
     def __call__(self, *args: Any) -> Any:
-        # where the context stands differs from slot to slot: it is recognized by its type
+        # the position of the context differs by slot: find it by type
         return self.function(
             *(
                 scope_context(arg, self.name)
@@ -117,11 +117,11 @@ class ComposedMethod:
         return [BoundHook(p, getattr(track, half)) for p, track in self._filled("step_tracker")]
 
     def optimizer(self) -> Optimizer | None:
-        """The optimizer a part brings, which then sees that part's subtree."""
-        owner = self.part_filling("optimizer")
-        if owner is None or owner.optimizer is None:
+        """A part's optimizer, bound to the part's subtree; None where no part fills the slot."""
+        filled_by = self.part_filling("optimizer")
+        if filled_by is None or filled_by.optimizer is None:
             return None
-        return owner.optimizer._replace(step=BoundHook(owner, owner.optimizer.step))
+        return filled_by.optimizer._replace(step=BoundHook(filled_by, filled_by.optimizer.step))
 
     def transforms(self) -> list[BoundHook]:
         """Gradient transforms, by stage and then by name."""

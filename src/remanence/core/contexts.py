@@ -1,6 +1,6 @@
 """What the functions of a part can read, and what they can have the engine compute.
 
-`slots.py` has the slots that these functions fill. Shapes: B examples in a batch, C classes, K
+The slots that these functions fill are in `slots.py`. Shapes: B examples in a batch, C classes, K
 clients in the experiment, k clients in a cohort.
 """
 
@@ -36,7 +36,7 @@ class Context(NamedTuple):
     steps: Tensor  # int64: local steps of the phase; in on_client_end, of all phases
     hyper: dict[str, Tensor]  # the part's hyper-parameters
     optimizer_hparams: dict[str, Tensor]  # of the optimizer: lr, momentum, weight_decay ...
-    key: Tensor  # of this client and step: fold in a word of your own before you draw
+    key: Tensor  # of this client and step; call fold_in with a word of your own before drawing
     info: TaskInfo
 
 
@@ -93,8 +93,9 @@ class ServerContext(NamedTuple):
     """What a server-side function can read. `state` and `hyper` are those of the function's own
     part.
 
-    They run in this order: `broadcast`; with the accepted replies `client_weights`, `aggregate`,
-    `server_update`, `server_train`, `update_server_state`. Each sees the state as the last left it.
+    Server-side functions run in this order: `broadcast`; then, with the accepted replies,
+    `client_weights`, `aggregate`, `server_update`, `server_train`, `update_server_state`. Each
+    reads the state that the functions before it returned.
     """
 
     round: int  # from 1
@@ -116,7 +117,7 @@ class Fit(Protocol):
     loss_args)`.
 
     Steps are captured once and replayed in every round, so the loss must read everything that
-    changes between rounds from `loss_args`. Frozen parameters stay.
+    changes between rounds from `loss_args`. Frozen parameters do not change.
 
     Args:
         model: The model to start from.

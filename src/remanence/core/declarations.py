@@ -1,4 +1,4 @@
-"""What a part declares of itself: what its messages reveal, the noise it draws, what it is for.
+"""What a part declares: what its messages reveal, the noise it draws, the forgetting it reduces.
 
 The rest of the program reads these declarations instead of the names of methods. Whatever is not
 declared counts as the most sensitive.
@@ -24,7 +24,7 @@ class Disclosure(NamedTuple):
     reveals: str  # one of REVEALS
     protected_by: str = ""  # name of the part whose `Mechanism` covers this value
     is_count: bool = False  # numbers of examples, which a hostile client may overstate
-    cure: str = ""  # what to write instead where the value has to be protected
+    cure: str = ""  # what to use instead where the value has to be protected
 
 
 UNDECLARED = Disclosure("examples")
@@ -71,7 +71,7 @@ class Mechanism(NamedTuple):
     federation draws the noise from a key that no other participant can derive.
     """
 
-    unit: str  # CLIENT or EXAMPLE: what one cannot tell the presence of
+    unit: str  # CLIENT or EXAMPLE: whose presence the noise hides
     covers: str  # MODEL, LABEL_COUNTS, or a leaf of the part's payload
     drawn_at: str  # CLIENT or SERVER
     noise: float  # standard deviation over sensitivity; 0: clipping alone, no guarantee
@@ -79,7 +79,7 @@ class Mechanism(NamedTuple):
     every: int = 1  # of EACH_ROUND: once in this number of rounds
     delta: float = 0.0  # at which epsilon is reported; 0: it adds to another mechanism's account
     budget: float = 0.0  # an epsilon that a run does not exceed; 0: none
-    subject: str = ""  # the noised value, for people: "label counts"
+    subject: str = ""  # the noised value in words: "label counts"
 
 
 # Kinds of forgetting that a part can reduce.

@@ -1,4 +1,4 @@
-"""What passes between the round loop and an engine, and the protocol that every engine keeps."""
+"""What passes between the round loop and an engine, and the protocol of engines."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Rejection(NamedTuple):
 
 
 class Engine(Protocol):
-    """Carries work to where the data are, and never knows which method it runs.
+    """Trains and evaluates clients where their data are. It does not know which method it runs.
 
     `engines.base.BaseEngine` holds the defaults of what most engines share. All engines use these
     parameter names.
@@ -105,7 +105,7 @@ class Engine(Protocol):
             split: "train", "valid", "public" or "test".
             owners: Clients; each one's examples are a group. None: the whole split is one group.
                 The test split always has one group for each concept.
-            time_step: Whose examples count; they move where data drift.
+            time_step: The time step whose examples are used; with drift they change.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Errors. A message names the thing, the cause and the cure.
+"""Errors. A message says what is wrong, why, and what to do.
 
 Every mistake of a user raises `InputError` with one sentence, before work starts where possible.
 The command line prints that sentence and exits with `exit_code`, without a traceback. Any other
@@ -24,13 +24,13 @@ class InputError(RemanenceError, ValueError):
 
 
 class CheckpointError(RemanenceError):
-    """A saved state cannot be trusted: damaged, truncated, foreign or newer than this version."""
+    """A saved state cannot be used: damaged, of another experiment, or of a newer version."""
 
     exit_code = 2
 
 
 class RunFailed(RemanenceError):
-    """A run cannot go on although its input was fine (the disk is full, a worker process died)."""
+    """A run with valid settings cannot continue (the disk is full, a worker process died)."""
 
     exit_code = 1
 

@@ -1,7 +1,7 @@
-"""Names with arguments, as people write them: `dirichlet(alpha=0.1)`, `fedprox(mu=0.1)+wsm`.
+"""Names with arguments, as users write them: `dirichlet(alpha=0.1)`, `fedprox(mu=0.1)+wsm`.
 
-One small grammar serves methods, partitions, optimizers, schedules, models and data sources.
-Nothing is ever evaluated: values are numbers, words, quoted strings, true, false, none and lists of
+Methods, partitions, optimizers, schedules, models and data sources have the same grammar. No text
+is evaluated as Python: values are numbers, words, quoted strings, true, false, none and lists of
 these.
 
     sum   = call ("+" call)*
@@ -23,7 +23,7 @@ from typing import Any
 from remanence.core.errors import InputError, nearest, unknown
 
 LARGEST = 10**300  # numbers beyond it are rejected
-LONGEST = 2000  # characters of an expression, which a person types
+LONGEST = 2000  # the most characters of an expression
 
 _TOKEN = re.compile(
     r"""\s*(?:

@@ -49,7 +49,7 @@ def sha256(content: bytes) -> str:
 
 @contextmanager
 def translate_disk_errors(folder: Path, *, resumable: bool = False) -> Iterator[None]:
-    """Raise one sentence for a full or read-only disk; what was saved before stays valid.
+    """Raise an error of one sentence for a full or read-only disk; saved files stay valid.
 
     Args:
         folder: The folder that is written to.

@@ -42,7 +42,7 @@ class Model:
 
     source_module: nn.Module  # as the user gave it
     train_module: nn.Module  # with keyed dropout, in training mode
-    # the same in evaluation mode: to switch modes at every call takes longer than a small layer
+    # the same in evaluation mode: switching modes at every call takes longer than a small layer
     eval_module: nn.Module
     train_features: FeatureHook
     eval_features: FeatureHook
@@ -51,11 +51,11 @@ class Model:
     # parameter names of each layer with parameters, counted from the output
     layers: tuple[tuple[str, ...], ...]
     norms: tuple[str, ...]
-    fixed: tuple[str, ...]  # parameters that came with requires_grad=False and stay as they are
+    fixed: tuple[str, ...]  # parameters that had requires_grad=False: they are not trained
     dropout_keys: tuple[str, ...]
     autocast: torch.dtype | None = None
-    # is one tensor used by several modules? To find that out at every call costs small networks a
-    # few percent
+    # is one tensor used by several modules? Stored, since finding it out at every call costs small
+    # networks a few percent
     has_tied_weights: bool = True
     # does it fail on channels-last images, because it calls `view`? See memory_format.py
     uses_view: bool = False
@@ -136,7 +136,7 @@ class FeatureHook:
         self.seen = inputs[0]
 
     def release(self) -> Tensor | None:
-        """Return the input and forget it: a tensor of a finished vmap must not be kept."""
+        """Return the input and delete it: a tensor of a finished vmap must not be kept."""
         seen, self.seen = self.seen, None
         return seen
 

@@ -88,8 +88,8 @@ def _fp32_backends() -> tuple[Any, ...]:
 
 
 def _read(setting: Callable[[], Any]) -> Any:
-    """A setting of torch, or None where torch refuses to report it because it was set through
-    both its older and its newer interface.
+    """A setting of torch, or None where torch raises an error because it was set through both its
+    older and its newer interface.
     """
     try:
         return setting()

@@ -1,6 +1,4 @@
-"""What a person sees while a run goes on: a bar in a terminal, plain lines elsewhere, nothing
-where quiet was asked for.
-"""
+"""The progress display of a run: a bar in a terminal, lines elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from typing import Any, Protocol
 
 
 class Progress(Protocol):
-    """Told what happens; never asked."""
+    """Receives the events of a run."""
 
     def start(self, title: str, done: int, total: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
@@ -29,9 +27,7 @@ class NullProgress:
 
 
 class LogProgress:
-    """Where there is no terminal: about twenty lines a run, whatever its length, each complete
-    in itself.
-    """
+    """Prints lines where there is no terminal: about twenty a run, whatever its length."""
 
     def __init__(self) -> None:
         self.title, self.total, self.begin, self.first, self.shown = "", 0, 0.0, 0, -1
@@ -101,10 +97,10 @@ class BarProgress:
             else {}
         )
         self.bar.update(self.task, completed=line["round"], **changes)
-        for refusal in line["rejected"]:
+        for rejection in line["rejected"]:
             self.log(
-                f"round {line['round']}: client {refusal['client']} refused"
-                f" ({refusal['code']}): {refusal['reason']}"
+                f"round {line['round']}: client {rejection['client']} rejected"
+                f" ({rejection['code']}): {rejection['reason']}"
             )
         for client in line.get("no_response", []):
             self.log(f"round {line['round']}: client {client} did not answer")
@@ -119,42 +115,44 @@ class BarProgress:
 
 
 class SharedProgress:
-    """Several runs at once as one bar: they keep step, so the first of them speaks for all;
-    what happens to the others is logged.
+    """One bar for several runs that train together.
+
+    All are in the same round, so the bar shows the first run. Rejections, abandoned rounds and
+    messages of the others are logged.
     """
 
     def __init__(self, progress: Progress, title: str):
         self.progress, self.title, self.lead = progress, title, threading.Lock()
 
     def for_run(self) -> RunProgress:
-        """For one of the runs."""
+        """The progress of one of the runs."""
         return RunProgress(self)
 
 
 class RunProgress:
     """The progress of one run of several."""
 
-    def __init__(self, chorus: SharedProgress):
-        self.chorus, self.leads, self.title = chorus, False, ""
+    def __init__(self, shared: SharedProgress):
+        self.shared, self.leads, self.title = shared, False, ""
 
     def start(self, title: str, done: int, total: int) -> None:
-        self.title, self.leads = title, self.chorus.lead.acquire(blocking=False)
+        self.title, self.leads = title, self.shared.lead.acquire(blocking=False)
         if self.leads:
-            self.chorus.progress.start(self.chorus.title, done, total)
+            self.shared.progress.start(self.shared.title, done, total)
 
     def round(self, line: dict[str, Any]) -> None:
         if self.leads:
-            self.chorus.progress.round(line)
+            self.shared.progress.round(line)
         elif line["rejected"] or line["abandoned"]:
             self.log(f"{self.title}: round {line['round']}{describe_round(line)}")
 
     def log(self, text: str) -> None:
-        self.chorus.progress.log(text)
+        self.shared.progress.log(text)
 
     def finish(self) -> None:
         if self.leads:
             self.leads = False
-            self.chorus.progress.finish()
+            self.shared.progress.finish()
 
 
 def make_progress(quiet: bool) -> Progress:
@@ -178,9 +176,10 @@ def describe_round(line: dict[str, Any]) -> str:
     text = "" if line["accuracy"] is None else f", accuracy {100 * line['accuracy']:.1f}%"
     if line["rejected"]:
         who = ", ".join(
-            f"client {refusal['client']} ({refusal['code']})" for refusal in line["rejected"][:3]
+            f"client {rejection['client']} ({rejection['code']})"
+            for rejection in line["rejected"][:3]
         )
-        text += f", refused: {who}" + (
+        text += f", rejected: {who}" + (
             f" and {len(line['rejected']) - 3} more" if len(line["rejected"]) > 3 else ""
         )
     if silent := line.get("no_response", []):

@@ -1,9 +1,9 @@
-"""Randomness as a function: a key is a number, and the same key always gives the same draw.
+"""Random numbers as a function of keys: the same key always gives the same numbers.
 
 Nothing here has state, so there is nothing to save: a run resumes exactly, and a client draws the
 same numbers on every engine, in any order of clients and in any stack. `Key` works on the host with
 Python integers; the functions below it work on int64 tensors, also inside `torch.vmap`, and give
-the very same bits. The hash is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable
+the same bits. The hash is the finalizer of SplitMix64 (Steele, Lea, Flood: Fast splittable
 pseudorandom number generators, 2014).
 """
 
@@ -50,7 +50,7 @@ def _number_of_word(word: str) -> int:
 
 @dataclass(frozen=True)
 class Key:
-    """A point in the tree of random numbers.
+    """A random key, from which random numbers and other keys are computed.
 
     >>> Key(0).fold_in("round", 3) == Key(0).fold_in("round").fold_in(3)
     True
@@ -61,7 +61,7 @@ class Key:
     value: int
 
     def fold_in(self, *parts: int | str) -> Key:
-        """The key that follows from this one and some numbers and words."""
+        """A key computed from this one and some numbers and words."""
         value = self.value & _MASK
         for part in parts:
             value = _hash(value ^ _hash(_number(part)))

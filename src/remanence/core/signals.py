@@ -22,7 +22,9 @@ def exit_code_of(stop: KeyboardInterrupt) -> int:
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Only the main thread may handle signals; elsewhere nothing changes."""
+    """Raise `Terminated` on SIGTERM. No effect outside the main thread, which alone may handle
+    signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -27,7 +27,7 @@ LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], adde
 
 # (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must work
 # for any names of parameters, those of ctx.start: `ops.effective_steps` applies it to a model with
-# a single parameter. What needs ctx.client_state by name belongs into a transform
+# a single parameter. What needs ctx.client_state by name belongs in a transform
 Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
@@ -65,7 +65,9 @@ class StepTracker(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A stretch of local training. Exactly one of epochs and steps is positive."""
+    """Consecutive local steps that train the same parameters. Exactly one of epochs and steps is
+    positive.
+    """
 
     epochs: int = 0
     steps: int = 0
@@ -114,8 +116,8 @@ class PeerAverage(NamedTuple):
     """An average of a client's model with those of some peers, weighted by their numbers of
     training examples.
 
-    Averages of a round follow each other: the client's model is the one averaged so far, and the
-    peers' models are those at the end of the previous round.
+    The averages of a round are computed one after the other: the client's model is the result of
+    the one before, and the peers' models are those at the end of the previous round.
     """
 
     peers: Tensor  # [K, m] int64, -1: no peer
@@ -171,7 +173,7 @@ class Part:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     # numbers that functions read as tensors: ctx.hyper, srv.hyper
     hyper: Mapping[str, float] = field(default_factory=dict)
-    # arguments that decide the shape of the program, which functions read as Python values
+    # arguments that change which operations run; functions read them as Python values
     static: tuple[str, ...] = ()
     # slots that at most one part of a method fills
     loss: Loss | None = None
@@ -245,7 +247,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Method:
-    """Parts joined by `+`. Whether they fit together is checked by `method_checks.check`."""
+    """Parts joined by `+`. Whether they fit together is checked by `compose_checks.check`."""
 
     parts: tuple[Part, ...]
 

@@ -11,8 +11,10 @@
   do not drift from a partition.
 - `population.py`: `ClientData`, the examples of every client at one time step.
 - `drift_schedules.py`: the cluster of each client at each time step. `concepts.py`: the data
-  distribution of each cluster, written with `concept_rules.py`. `concept_views.py`: transformed
-  inputs and labels. `drift_sampling.py`: the examples of each client at each time step.
+  distribution of each cluster, written with `concept_rules.py`; `cluster_options.py` parses their
+  options. `concept_views.py`: transformed inputs and labels. `schedule_table.py`: a schedule from a
+  CSV file. `drift_sampling.py`: the examples of each client at each time step, drawn from the pools
+  of `example_pools.py`.
 - `batches.py`: local batches, normalization and augmentation on the device.
 
 `DATASETS` and `PARTITIONS` below list everything that an experiment can name. This package imports

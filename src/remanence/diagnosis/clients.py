@@ -63,7 +63,7 @@ def describe_clients(group: Group) -> list[Finding]:
             if p_value < MAX_P_VALUE:
                 sentence += (
                     f" Clients with {few if correlation < 0 else many} lose more (rank"
-                    f" correlation {correlation:+.2f}); that is no proof of a cause."
+                    f" correlation {correlation:+.2f}); this does not prove a cause."
                 )
                 evidence[f"rank_correlation_with_{few.split()[1]}"] = {
                     "value": correlation,

@@ -1,4 +1,4 @@
-"""Engines carry the work of a round to where the data are, and never know which method they carry.
+"""Engines train and evaluate clients where their data are. No engine knows which method it runs.
 
 Read first `core/engine.py` (the protocol), `sequential.py` (the reference for all others) and
 `table.py` (all engines by name). `docs/engines.md` explains the decisions.
@@ -15,5 +15,6 @@ does), `sequential_fast` and `traced_step` (how it trains one client).
 
 `ray`: the engine over a Ray cluster. Engine `flower` is in `remanence.flower`, which passes it in.
 
-May import `training`, `methods`, the parts of methods, `data`, `models`, `kernels` and `core`.
+May import `training`, `methods`, the parts of methods, `config`, `data`, `models`, `kernels` and
+`core`.
 """

@@ -26,14 +26,14 @@ from remanence.training.task import TrainingTask
 
 WORKER_STACK = 16  # clients that a worker process trains together; more do not fit into its cache
 FAST_STEP_S = 0.005  # a step below this many seconds is faster with one thread
-SLOW_STEP_S = 0.25  # from here on a CPU is busy with arithmetic, and stacking cannot gain
+SLOW_STEP_S = 0.25  # longer steps are all arithmetic on a CPU: stacking gains nothing
 TRIAL_STEPS = 3  # steps that a client makes in a trial
 TRIAL_CLIENTS = 16
 LONG_TRIAL_STEPS = 8  # in a trial of ways to run steps
 EXECUTIONS = ("eager", "captured", "compiled")  # the simplest first
 TRACING_PAYS_S = 60.0  # a run of this many seconds gains by tracing steps, which takes a few
-COMPILING_PAYS_S = 600.0  # by compiling them, which takes about a minute
-# By compiling slow steps: such networks are deep, and a ResNet-18 compiles for four minutes.
+COMPILING_PAYS_S = 600.0  # the same for compiling them, which takes about a minute
+# the same for slow steps: such networks are deep, and compiling a ResNet-18 takes four minutes
 COMPILING_SLOW_STEPS_PAYS_S = 3600.0
 # A candidate that takes at most this many times as long as the fastest is as good; the first one
 # tried is taken, which is the simplest.
@@ -169,7 +169,7 @@ def _choose_for_fast_steps(
     some, cores = _subset(work, TRIAL_CLIENTS), workers or count_cores()
     padded = task.model.depends_on_batch and needs_padding(task)
     can_fork = _can_fork(work, cores)
-    # Convolutions are then never stacked: their steps may be as fast, but evaluation is not.
+    # stacked convolutions are not tried then: steps may be as fast, but evaluation is not
     one_by_one = can_fork and task.model.has_convolutions
     stackable = not padded and len(some.clients) > 1 and not one_by_one
     timings = Timings(task, some, workers, clock)
@@ -185,8 +185,10 @@ def _choose_for_fast_steps(
             timings.run(Candidate("processes", worker_stack), TRIAL_STEPS)
         timings.refine(length)
     best = timings.best
-    why = f"; {NO_STACK}" if padded else ""
-    reason = f"{best}: milliseconds a local step of one client: {timings}{why}{timings.failure}"
+    no_stack = f"; {NO_STACK}" if padded else ""
+    reason = (
+        f"{best}: milliseconds a local step of one client: {timings}{no_stack}{timings.failure}"
+    )
     return best.to_choice(threads, reason, best.stack if best.name == "processes" else stack)
 
 
@@ -241,7 +243,7 @@ class Timings:
     def __init__(self, task: TrainingTask, work: ClientWork, workers: int, clock: Clock):
         self.task, self.work, self.workers, self.clock = task, work, workers, clock
         self.times: dict[Candidate, float] = {}
-        self.failure = ""  # why a candidate is not among them
+        self.failure = ""  # why a candidate was not measured
 
     def run(self, candidate: Candidate, steps: int) -> None:
         """Measure a candidate; one that cannot run is left out."""
@@ -265,11 +267,13 @@ class Timings:
     def refine(self, length: int) -> None:
         """Also measure traced and compiled steps, where a run of `length` steps gains by them."""
         eager = {each: s for each, s in self.times.items() if each.name != "sequential"}
-        hopeful = [each for each, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest]
+        candidates = [
+            each for each, seconds in eager.items() if seconds < MAX_SLOWDOWN * self.fastest
+        ]
         for execution in EXECUTIONS[1:]:
             if execution == "compiled" and length * self.fastest < COMPILING_PAYS_S:
                 break
-            for candidate in hopeful:
+            for candidate in candidates:
                 self.run(candidate._replace(execution=execution), LONG_TRIAL_STEPS)
 
     @property
@@ -285,7 +289,7 @@ class Timings:
 
 
 def take_simplest(times: Mapping[EngineKey, float]) -> EngineKey:
-    """The first candidate that is hardly slower than the fastest; the simplest stand first.
+    """The first candidate within `TIE` of the fastest. times: from the simplest candidate on
 
     >>> take_simplest({"eager": 3.0, "captured": 1.04, "compiled": 1.0})
     'captured'

@@ -51,7 +51,7 @@ def make_context(task: TrainingTask, work: ClientWork, index: int | Tensor) -> C
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array without waiting for what the device still has to do."""
+    """Copy an array without waiting for earlier work of the device."""
     return torch.from_numpy(array).to(device, non_blocking=True)
 
 
@@ -144,9 +144,9 @@ def phases_of(task: TrainingTask, work: ClientWork) -> tuple[Phase, ...]:
 
 def scoped_accept(task: TrainingTask, phase: Phase) -> Accept:
     """A phase's `accept`, bound to the subtree of the part that has the phases."""
-    owner = task.method.part_filling("phases")
+    part = task.method.part_filling("phases")
     assert phase.accept is not None
-    return phase.accept if owner is None else BoundHook(owner, phase.accept)
+    return phase.accept if part is None else BoundHook(part, phase.accept)
 
 
 def make_reply(

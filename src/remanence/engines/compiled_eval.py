@@ -1,4 +1,4 @@
-"""A network in evaluation mode, as fast as one core or one GPU allows.
+"""A network in evaluation mode, optimized for one core or one GPU.
 
 Images are channels-last. Where steps are compiled, the forward pass is compiled, too, for chunks of
 a fixed number of examples.
@@ -22,7 +22,7 @@ from remanence.kernels.compile import compile_graph
 from remanence.kernels.torch_internals import make_fx
 from remanence.kernels.trace import decompositions
 
-ROWS = {"cpu": 50, "cuda": 2_500}  # of a chunk: they fit into the cache, or fill the GPU
+ROWS = {"cpu": 50, "cuda": 2_500}  # examples of a chunk: fit into the cache, or fill the GPU
 
 
 @dataclass(frozen=True)

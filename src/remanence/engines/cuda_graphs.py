@@ -7,8 +7,8 @@ first and the last step of a phase. On the CPU it is the flat list of operations
 
 A step is captured for a number of clients and a batch size. Clients are sorted by steps, and the
 memory of a smaller stack is the front of that of a larger one: when a stack shrinks, nothing is
-copied. Where there would be too many sizes, few are captured, and the clients between one size and
-the next are computed and discarded.
+copied. Large stacks, and steps that are traced, are captured at few sizes only. A stack of another
+size uses the next larger one, and the results of the additional clients are discarded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.core import pytree as trees
+from remanence.core import pytree
 from remanence.core.contexts import Context
 from remanence.core.pytree import Params
 from remanence.core.types import Batch
@@ -38,8 +38,7 @@ from remanence.engines.vector_steps import (
 )
 from remanence.kernels.capture import capture, clone_tree, copy_tensors, signature
 from remanence.kernels.grouped_conv import with_convolutions
-from remanence.kernels.torch_internals import foreach_copy_
-from remanence.kernels.torch_internals import torch_pytree as pytree
+from remanence.kernels.torch_internals import foreach_copy_, torch_pytree
 from remanence.kernels.trace import trace_step
 from remanence.training.client_step import TrainState
 from remanence.training.task import ClientIndices, TrainingTask
@@ -47,11 +46,12 @@ from remanence.training.task import ClientIndices, TrainingTask
 # (state, summed loss, fixed, batch, examples, context): a step that updates the first two in place
 UpdateStep = Callable[..., None]
 
-SIZES = 16  # a stack of at most this size is captured at every size to which it shrinks
-RATIO = 0.8  # larger ones at sizes that differ by this factor
-# fewer sizes where each one is traced and perhaps compiled, which takes seconds
+SIZES = 16  # eager steps of a stack of at most this size are captured at every smaller size
+RATIO = 0.8  # those of larger stacks at sizes that differ by this factor
+# the same factor for stacks of any size where steps are traced, which takes seconds for each size
 RATIO_TRACED = 0.5
-# Of a phase's steps: a form that is rarer, such as a short last batch, is not worth compiling.
+# A form of the step, such as a short last batch, is compiled only if it has at least this share of
+# a phase's steps.
 OFTEN = 0.2
 
 
@@ -60,7 +60,7 @@ class GraphShape(NamedTuple):
 
     clients: int
     batch_size: int
-    masked: bool  # may the last of these clients have made all their steps?
+    masked: bool  # may it include clients that have no steps left?
 
 
 class GraphedPhase:
@@ -70,12 +70,12 @@ class GraphedPhase:
         task: What is trained.
         phase: The number of the phase.
         dims: Which parts of the context have a client axis.
-        active: The first stack; others of the same form may follow.
+        active: The first stack; others of the same form can use the same memory.
         schedule: Its batches.
         batch: The largest batch size of the experiment.
         compile: Compile steps before they are captured?
-        cached_features: Are the examples activations of a frozen prefix? They then belong to this
-            object, and each round has others.
+        cached_features: Are the examples activations of a frozen prefix? Each round then copies its
+            own into the memory of this object.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class GraphedPhase:
     def _allocate(self, active: ActiveClients, schedule: BatchSchedule) -> None:
         """The fixed memory of the stack, its batches, keys and step number."""
         rows = ClientIndices(*(x.new_empty(len(x), round_up(x.shape[1])) for x in active.rows))
-        self.active: ActiveClients = pytree.tree_map_only(
+        self.active: ActiveClients = torch_pytree.tree_map_only(
             Tensor,
             lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
             active._replace(rows=rows),
         )
-        # by number of clients; see prefix_view
+        # by number of clients; see `_prefix_view`
         self.views: dict[int, tuple[ActiveClients, list[Tensor]]] = {}
         steps = round_up(schedule.ids.shape[1])
         self.ids = schedule.ids.new_zeros(self.clients, steps, self.batch)
@@ -131,7 +131,7 @@ class GraphedPhase:
         batch: int,
         cached_features: bool,
     ) -> bool:
-        """Is there memory for this stack, and does everything else have the same form?"""
+        """Is the memory large enough for this stack, and is the form of all else the same?"""
         clients, steps = schedule.batch_sizes.shape
         enough = (
             clients <= self.clients and round_up(steps) == self.ids.shape[1] and batch == self.batch
@@ -147,13 +147,13 @@ class GraphedPhase:
     ) -> tuple[TrainState, Tensor]:
         """Run all steps of a phase. -> state and summed loss of all clients"""
         self._load(active, schedule)
-        # this round's activations, into the memory of the first round's
+        # copy this round's activations into the memory of the first round's
         if self.cached_features and examples is not self.task.train:
             self.task.train.x[: len(examples.x)] = examples.x
             self.task.train.y[: len(examples.y)] = examples.y
         self.step.zero_()
         shapes = list(self._shapes(schedule))
-        # all before the first replay: if one fails, nothing has changed
+        # capture all shapes before the first replay: if one fails, the state is unchanged
         for shape, times in Counter(shapes).items():
             compile = self.compile and times >= OFTEN * len(shapes)
             if shape not in self.replays or (compile and shape not in self.compiled):
@@ -163,7 +163,7 @@ class GraphedPhase:
         for shape in shapes:
             self.replays[shape]()
         after, _ = self._prefix_view(len(active.loss))
-        return TrainState(*(trees.clone(part) for part in after.state)), after.loss.clone()
+        return TrainState(*(pytree.clone(part) for part in after.state)), after.loss.clone()
 
     def _load(self, active: ActiveClients, schedule: BatchSchedule) -> None:
         clients, steps, batch = schedule.ids.shape
@@ -175,7 +175,7 @@ class GraphedPhase:
             # an example of the client itself
             self.ids[:clients, :steps, batch:] = schedule.ids[:, :, :1]
         inputs = np.zeros((clients, *self.host_inputs.shape[1:]), dtype=np.int64)
-        # clients without steps left still compute something finite
+        # clients without steps left compute a full batch, whose result is discarded
         sizes = schedule.batch_sizes
         inputs[:, 0, :steps] = np.where(sizes > 0, sizes, self.batch)
         inputs[:, 1, :steps] = schedule.keys
@@ -204,7 +204,7 @@ class GraphedPhase:
         return capture(partial(self._warmup, shape, update), step, self.pool) if self.cuda else step
 
     def _make_update(self, shape: GraphShape, compile: bool) -> UpdateStep:
-        """The step to capture. For CUDA only what is compiled is traced before."""
+        """The step to capture. On CUDA only compiled steps are traced."""
         step_all = with_convolutions(self.mapped, compile) if self.cuda else self.mapped
         if self.cuda and not compile:
             return partial(write_step, step_all, shape.masked)
@@ -219,7 +219,8 @@ class GraphedPhase:
         if not compile:
             example = (active.state, active.fixed, batch, active.rows, now)
             return trace_step(step_all, example, False)
-        # With the update in place, and with masking, which then costs nothing: one serves both.
+        # the compiled graph includes the update in place and the masking, which then costs nothing,
+        # so that one graph serves masked and unmasked steps
         copies = clone_tree(active.state, active.loss)
         example_update = (*copies, active.fixed, batch, active.rows, now)
         return trace_step(partial(write_step, step_all, True), example_update, True)
@@ -269,9 +270,12 @@ def write_step(
     after, step_loss = step_all(state, fixed, batch, rows, now)
     if signature(after) != signature(state):
         raise TypeError("a local step changes the form of the state it passes to the next step")
-    old, new = pytree.tree_leaves((state, loss)), pytree.tree_leaves((after, loss + step_loss))
+    old, new = (
+        torch_pytree.tree_leaves((state, loss)),
+        torch_pytree.tree_leaves((after, loss + step_loss)),
+    )
     if masked:
-        # behind the clients of this round may be those of an earlier round, which are never read
+        # clients of an earlier round may follow in the memory; their results are never read
         active = now.steps > now.step
         new = [
             torch.where(active.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
@@ -334,7 +338,7 @@ def flatten(active: ActiveClients, dims: Context) -> tuple[list[Tensor], list[An
 def load_rows(memory: ClientIndices, rows: ClientIndices) -> None:
     """Copy examples into memory that may be longer.
 
-    It is filled up with an example of the client itself, of weight 0.
+    The rest is filled with an example of the client itself, with weight 0.
     """
     for ids, weight, new_ids, new_weight in ((*memory[:2], *rows[:2]), (*memory[2:], *rows[2:])):
         count = new_ids.shape[1]

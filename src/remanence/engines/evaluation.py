@@ -17,7 +17,7 @@ from remanence.training.task import TrainingTask
 
 # Examples of one forward pass on a CPU: activations of more do not fit into the cache.
 CPU_ROWS = 500
-# Most counters filled at once; with many groups and classes the models take turns.
+# The most counters filled at once; with many groups and classes, a few models at a time.
 MAX_CELLS = 20_000_000
 
 
@@ -60,8 +60,8 @@ def split_rows(task: TrainingTask, split: str, time_step: int) -> PartitionIndic
     """The examples of every client or, on the test split, of every concept."""
     if split == "test":
         return PartitionIndices.concat(task.population.test_ids)
-    holdings = task.population.at(time_step)
-    return holdings.train if split == "train" else holdings.valid
+    client_data = task.population.at(time_step)
+    return client_data.train if split == "train" else client_data.valid
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ class ConfusionCounter:
 class PairCounter:
     """Counts what models predict, each on its own examples.
 
-    Examples that only pad count for an additional pair behind the last, which is not returned.
+    Padding is counted in an additional pair after the last one, which is not returned.
     """
 
     def __init__(self, pairs: int, classes: int, device: torch.device, examples: bool):

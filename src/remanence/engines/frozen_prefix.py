@@ -68,7 +68,7 @@ class PrefixSplit(NamedTuple):
             model: Whose prefix is computed.
             ids: [n] examples, each once.
         """
-        # not initialized for other examples, which are never read
+        # entries of other examples are never read, so they stay uninitialized
         place = torch.empty(len(task.train.y), dtype=torch.int64, device=ids.device)
         place[ids] = torch.arange(len(ids), device=ids.device)
         cached = Examples(
@@ -168,8 +168,8 @@ def find_split(task: TrainingTask, trained: Collection[str]) -> PrefixSplit | No
 
 def inputs_only_feed_model(task: TrainingTask) -> bool:
     """Does only the model read the inputs of a step, and are they the same in every epoch?"""
-    method, owner = task.method, task.method.part_filling("loss")
-    known = owner is None or not owner.reads_inputs
+    method, part = task.method, task.method.part_filling("loss")
+    known = part is None or not part.reads_inputs
     return known and not (
         task.train.augment
         or method.hooks("loss_terms")
@@ -218,7 +218,9 @@ class _Tracer(fx.Tracer):
 
 
 def _trainable_nodes(module: nn.Module, graph: fx.Graph, trained: Collection[str]) -> set[fx.Node]:
-    """What depends on a trained parameter, on chance or on other examples; and the output."""
+    """The nodes of the suffix: those that depend on a trained parameter, on random numbers or on
+    the other examples of a batch, and the output.
+    """
     # tied parameters have one name
     trained_ids = {id(p) for name, p in module.named_parameters() if name in trained}
     found: set[fx.Node] = set()

@@ -1,4 +1,4 @@
-"""Memory: did it suffice, how many examples fit into it, and what a worker process keeps."""
+"""Out-of-memory errors, the size of forward passes, and the memory of worker processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from remanence.core.model import Model
 from remanence.training.task import TrainingTask
 
-# A forward pass for evaluation uses at most this part of a GPU's memory. It is a part of all of it:
-# what is free differs between start and resume, and the bits with it.
+# A forward pass for evaluation uses at most this part of a GPU's total memory. The free memory may
+# differ when a run is resumed, and the last bits depend on the size of a pass.
 MEMORY_PART = 1 / 16
 LIVE_ACTIVATIONS = 4  # activations as large as the largest that must fit at once
 MAX_ROWS = 100_000  # more examples in one pass gain nothing on a GPU
@@ -93,10 +93,10 @@ def max_activation_bytes(model: Model, x: Tensor) -> int:
 def disable_malloc_trim() -> None:
     """Keep freed memory in this process from now on.
 
-    glibc maps every large buffer anew and unmaps it when it is freed, and every page then costs a
-    fault; each step of a CNN frees what the next step allocates again. The process stays as large
-    as it ever was. That suits workers, which repeat the same work; it is not done to a user's own
-    process. Without glibc (macOS, musl) nothing happens.
+    glibc maps every large buffer when it is allocated and unmaps it when it is freed, and every
+    page then costs a fault; each step of a CNN frees what the next step allocates again. The
+    process stays as large as it ever was. That suits workers, which repeat the same work; it is not
+    done to a user's own process. Without glibc (macOS, musl) nothing happens.
     """
     with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt

@@ -34,7 +34,7 @@ def serve(
         pipe: The worker's end.
         inherited: Ends that the fork copied and the worker closes.
     """
-    # a copy of the parent's end in a sibling would keep a pipe open after the parent is gone
+    # a copy of the parent's end in another worker would keep a pipe open after the parent has ended
     for other in inherited:
         other.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
@@ -150,7 +150,7 @@ def unpack_work(message: Any, start: ModelState | None, broadcast: Any) -> Clien
 
 
 def pack(value: Any) -> Any:
-    """Tensors as numpy arrays: a pipe then carries plain bytes and no shared-memory handles."""
+    """Tensors as numpy arrays: a pipe then sends plain bytes instead of shared-memory handles."""
     if isinstance(value, Tensor):
         return _PackedArray(value.detach().contiguous().numpy())
     if isinstance(value, dict):

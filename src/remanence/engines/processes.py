@@ -1,11 +1,11 @@
 """The engine `processes`: one process for each core, each with a single thread.
 
-It is the fastest way to train on a CPU. Within a process clients are trained one after the other
-(`sequential_fast.py`) or, where a network has no convolutions, as stacks: grouped convolutions take
-a CPU nearly twice as long as plain ones, while small dense layers spend most of their time outside
-the arithmetic, which a stack shares. Workers are forked (`worker_pool.py`), so they share the data,
-and only models and states travel. A free worker takes the largest client that waits; a client's
-result does not depend on which worker trains it.
+On a CPU with several cores it is usually the fastest engine. Within a process clients are trained
+one after the other (`sequential_fast.py`) or, where a network has no convolutions, as stacks:
+grouped convolutions take a CPU nearly twice as long as plain ones, while most of the time of small
+dense layers is overhead that a stack shares. Workers are forked (`worker_pool.py`), so they share
+the data, and only models and states are sent. A free worker takes the largest client that waits; a
+client's result does not depend on which worker trains it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a stack consists of: clients of one run or, where runs of one method train together, of
 several runs.
 
-Runs that share a stack differ in the data of their clients, in seeds and in numbers. Whatever
-differs gets the clients as leading axis; what is equal for all stays single, since mapping over it
-costs time.
+Runs that share a stack differ in the data of their clients, in seeds and in numbers. Values that
+differ have the clients as leading axis; equal ones have no client axis, since mapping over it takes
+time.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def plan(slices: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.ndar
     for s, (rows, sizes) in zip(slices, plans, strict=True):
         padded = np.zeros((len(rows), steps, batch), dtype=np.int64)
         padded[:, : rows.shape[1], : rows.shape[2]] = rows
-        # a real example again, as within one run
+        # pad with a real example, as within one run
         padded[:, : rows.shape[1], rows.shape[2] :] = rows[:, :, :1]
         indices[s.positions] = padded
         batch_sizes[s.positions, : sizes.shape[1]] = sizes

@@ -57,7 +57,7 @@ class SequentialEngine(BaseEngine):
             yield self.train_client(work, index)
 
     def train_client(self, work: ClientWork, index: int) -> Reply:
-        """The whole round of one client of the cohort, as a stack of one."""
+        """Train one client of the cohort. -> a reply of one client"""
         task, client = self.task, int(work.clients[index])
         ctx, rows = client_plan.make_context(task, work, index), self._rows(work, client)
         received, total, losses = ctx.client_state, 0, torch.zeros(())

@@ -1,8 +1,8 @@
-"""The engine `sequential` made as fast as one core allows: images channels-last, activations of
+"""The engine `sequential` with optimizations for one core: images channels-last, activations of
 a frozen prefix computed once, steps traced or compiled.
 
-It is what a worker process runs. `sequential` itself stays plain, since it is the reference; both
-give the same numbers.
+Worker processes run it. `sequential` itself has none of these, since it is the reference; both give
+the same results within rounding.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FastSequentialEngine(SequentialEngine):
     Args:
         task: What is trained.
         execution: "eager", "captured" (a step is traced once, and then called without Python) or
-            "compiled" (and compiled before). "auto" is eager.
+            "compiled" (the traced step is compiled). "auto" is "eager".
     """
 
     def __init__(self, task: TrainingTask, execution: str = "eager"):
@@ -144,7 +144,7 @@ class FastSequentialEngine(SequentialEngine):
         steps, present = ids.shape
         largest = max(present, min(task.batch_size, task.population.max_client_size))
         padded = torch.cat([ids, ids[:, :1].expand(steps, largest - present)], dim=1)
-        # in row w the first w are 1
+        # row w: w ones, then zeros
         weights = torch.ones(largest + 1, largest, dtype=task.info.dtype, device=ids.device).tril(
             -1
         )

@@ -1,4 +1,4 @@
-"""Can the clients of a task train as a stack? Checked without building an engine."""
+"""Can the clients of a task train as a stack? This is checked without building an engine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def check_stackable(task: TrainingTask) -> None:
 
 def needs_padding(task: TrainingTask) -> bool:
     """Do two clients ever have batches of different sizes at the same step?"""
-    for holdings in task.population.time_steps:
+    for client_data in task.population.time_steps:
         for phase in task.phases:
             size_at: dict[int, int] = {}
-            for count in np.unique(holdings.train.sizes):
+            for count in np.unique(client_data.train.sizes):
                 sizes = plan_batches(
                     Key(0), int(count), task.batch_size, phase.epochs, phase.steps, task.drop_last
                 ).batch_sizes
@@ -39,7 +39,7 @@ def needs_padding(task: TrainingTask) -> bool:
 
 
 def _reject_padded_batch_norm(task: TrainingTask) -> None:
-    """Examples that pad a batch would enter the statistics of batch norm."""
+    """Raise `InputError` if padding would enter the statistics of batch norm."""
     if task.model.depends_on_batch and needs_padding(task):
         raise InputError(
             "engine vectorized cannot train this model with batch norm: the clients' sizes"
@@ -50,7 +50,7 @@ def _reject_padded_batch_norm(task: TrainingTask) -> None:
 
 
 def _reject_unmappable_model(task: TrainingTask) -> None:
-    """Some layers have no rule for `vmap`: two examples show it before a run starts."""
+    """Raise `InputError` if a layer has no rule for `vmap`, by a trial on two examples."""
     two = ModelState(*(pytree.broadcast(tree, 2) for tree in task.model.initial))
     x = task.train.inputs(torch.zeros(2, 2, dtype=torch.int64, device=task.info.device))
     key = torch.zeros(2, dtype=torch.int64, device=task.info.device)

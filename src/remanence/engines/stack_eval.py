@@ -1,16 +1,16 @@
-"""How a stack of models is evaluated: the half of the engine `vectorized` that does not train."""
+"""How the engine `vectorized` evaluates a stack of models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from remanence.core import memory_format
-from remanence.core.engine import ConfusionCounts, PairCounts
+from remanence.core.engine import ConfusionCounts, PairCounts, Result
 from remanence.core.errors import first_line
 from remanence.core.model import Model
 from remanence.core.types import ModelState
@@ -26,7 +26,6 @@ from remanence.training.task import TrainingTask
 
 # Examples from which on one network with convolutions fills a GPU alone (measured with ten CNNs).
 GPU_FILL_ROWS = 1_000
-Answer = TypeVar("Answer")
 
 
 class StackEvaluator(BaseEngine):
@@ -200,14 +199,14 @@ class StackEvaluator(BaseEngine):
         """As `predict_logits_stacked`, with our kernels for convolutions where they work."""
         return self.with_kernels(predict_logits_stacked)(task, models, x, dim)
 
-    def with_kernels(self, compute: Callable[..., Answer]) -> Callable[..., Answer]:
+    def with_kernels(self, compute: Callable[..., Result]) -> Callable[..., Result]:
         """The same function with our kernels for convolutions.
 
-        They may fail in ways of their own: no compiler, or a second derivative. Since `compute` is
-        a function of its arguments, it is then called again without them.
+        A kernel may fail where torch does not: without a compiler, or for a second derivative.
+        `compute` is then called again without kernels, which is safe because it is pure.
         """
 
-        def attempt(*arguments: Any) -> Answer:
+        def attempt(*arguments: Any) -> Result:
             if not self.use_kernels:
                 return compute(*arguments)
             try:
@@ -234,7 +233,7 @@ class StackEvaluator(BaseEngine):
         most = self.score_rows if self.cuda else evaluation.CPU_ROWS
         return min(most, max(1, self.score_rows // min(models.num_models, self.stack)))
 
-    def with_enough_memory(self, score: Callable[[], Answer]) -> Answer:
+    def with_enough_memory(self, score: Callable[[], Result]) -> Result:
         """Call again with half of the examples in a forward pass until memory suffices."""
         while True:
             try:

@@ -10,7 +10,7 @@ from torch import Tensor
 from remanence.core.contexts import Context
 from remanence.core.pytree import Params
 from remanence.core.types import Batch
-from remanence.kernels.torch_internals import torch_pytree as pytree
+from remanence.kernels.torch_internals import torch_pytree
 from remanence.kernels.trace import TracedFunction
 from remanence.training.client_step import TrainState
 from remanence.training.task import ClientIndices
@@ -37,15 +37,15 @@ class TracedStep(TracedFunction):
             The state after the last step, and the loss of every step.
         """
         state, fixed, batch, rows, ctx = arguments
-        leaves = pytree.tree_leaves(arguments)
-        first = len(pytree.tree_leaves(state))
-        at_batch = first + len(pytree.tree_leaves(fixed))
+        leaves = torch_pytree.tree_leaves(arguments)
+        first = len(torch_pytree.tree_leaves(state))
+        at_batch = first + len(torch_pytree.tree_leaves(fixed))
         at_ctx = at_batch + len(batch) + len(rows)
         at_step, at_key = (
-            at_ctx + len(pytree.tree_leaves(ctx[: Context._fields.index(name)]))
+            at_ctx + len(torch_pytree.tree_leaves(ctx[: Context._fields.index(name)]))
             for name in ("step", "key")
         )
-        if pytree.tree_structure((state, None)) != self.answer_form:
+        if torch_pytree.tree_structure((state, None)) != self.answer_form:
             raise TypeError("a local step changes the form of the state it passes to the next step")
         losses: list[Tensor] = []
         with torch.no_grad():
@@ -64,7 +64,9 @@ class TracedStep(TracedFunction):
                 answer = self.run(*[leaves[place] for place in self.places])
                 leaves[:first] = answer[:first]
                 losses.append(answer[first])
-        return pytree.tree_unflatten([*leaves[:first], losses[-1]], self.answer_form)[0], losses
+        return torch_pytree.tree_unflatten([*leaves[:first], losses[-1]], self.answer_form)[
+            0
+        ], losses
 
 
 def _with_strides(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:

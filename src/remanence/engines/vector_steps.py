@@ -50,8 +50,8 @@ class BatchSchedule(NamedTuple):
     Clients are sorted by their number of steps, the most first.
     """
 
-    ids: Tensor  # [k, steps, batch]; beyond a batch size, a real example again
-    batch_sizes: np.ndarray  # [k, steps]; 0 after a client's last step
+    ids: Tensor  # [k, steps, batch]; shorter batches are padded with their first example
+    batch_sizes: np.ndarray  # [k, steps] examples that count; 0 after a client's last step
     keys: np.ndarray  # [k, steps] int64
 
     @property
@@ -97,7 +97,7 @@ def make_batch(task: TrainingTask, ids: Tensor, batch_sizes: Tensor, key: Tensor
 def run_eagerly(
     task: TrainingTask, dims: Context, active: ActiveClients, schedule: BatchSchedule
 ) -> tuple[TrainState, Tensor]:
-    """Run step by step; the stack shrinks as clients have made their steps.
+    """Run step by step; a client leaves the stack after its last step.
 
     Returns:
         The state and the summed loss [k] of all clients, in their order.

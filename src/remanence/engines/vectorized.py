@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch.func import vmap
 
 from remanence.core import pytree
 from remanence.core.contexts import Context
-from remanence.core.engine import ClientWork
+from remanence.core.engine import ClientWork, Result
 from remanence.core.errors import RunFailed, first_line
 from remanence.core.pytree import Tree
 from remanence.core.slots import Phase
@@ -52,7 +52,6 @@ from remanence.training.task import ClientIndices, TrainingTask
 MAX_STACK = {"cpu": 64, "cuda": 256}  # clients of one stack, unless the user sets another number
 CACHE_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of a stack's activations that may be kept
 MAX_GRAPHS = 4  # stacks of different form whose captured steps are kept
-Answer = TypeVar("Answer")
 
 
 class VectorizedEngine(StackEvaluator):
@@ -62,22 +61,22 @@ class VectorizedEngine(StackEvaluator):
         task: What is trained. Where runs share the engine, the task of the first of them.
         stack: The most clients trained together. It shrinks where memory does not suffice; the
             result does not depend on it.
-        execution: "eager", "captured" (steps are captured once and replayed) or "compiled" (and
-            compiled before). "auto" captures where there is a GPU.
+        execution: "eager", "captured" (steps are captured once and replayed) or "compiled" (steps
+            are compiled, then captured). "auto" is "captured" on a GPU, else "eager".
     """
 
     name = "vectorized"
 
     def __init__(self, task: TrainingTask, stack: int = 64, execution: str = "auto"):
         check_stackable(task)
-        # evaluation stays compiled where steps turn out not to be: bits depend on it
+        # evaluation stays compiled also where steps cannot be compiled: its bits must not change
         super().__init__(task, stack, compiled=execution == "compiled")
         self.execution = (
             ("captured" if self.cuda else "eager") if execution == "auto" else execution
         )
-        self.graphs: list[GraphedPhase] = []  # the one used last stands last
+        self.graphs: list[GraphedPhase] = []  # the least recently used first
         self.prefix_splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
-        # mapping over an empty state is not free
+        # mapping over an empty state takes time, too
         self.has_opt_state = bool(task.optimizer.init(task.model.initial.params))
 
     def train(self, work: ClientWork) -> Iterator[Reply]:
@@ -185,7 +184,7 @@ class VectorizedEngine(StackEvaluator):
     ) -> tuple[Tree, Tree]:
         """After the last step. -> client state, payload"""
         function: Callable[..., tuple[Tree, Tree]] = partial(client_final, self.task, grad_func)
-        if self.task.method.hooks("on_client_end"):  # mapping over nothing is not free
+        if self.task.method.hooks("on_client_end"):  # mapping over nothing takes time, too
             function = self._map_clients(function, (0, 0, 0, 0, dims))
             steps = torch.from_numpy(total).to(self.task.info.device)
             ctx = client_plan.at_hook(ctx, "after", steps)
@@ -207,8 +206,8 @@ class VectorizedEngine(StackEvaluator):
         return mapped(rows, old, new, client_plan.at_hook(ctx, "accept"))
 
     def _map_clients(
-        self, function: Callable[..., Answer], in_dims: tuple[Any, ...]
-    ) -> Callable[..., Answer]:
+        self, function: Callable[..., Result], in_dims: tuple[Any, ...]
+    ) -> Callable[..., Result]:
         """What one client computes outside its steps, for a stack of clients."""
         return self.with_kernels(vmap(function, in_dims=in_dims))
 
@@ -227,7 +226,7 @@ class VectorizedEngine(StackEvaluator):
         return make_schedule(ids, indices, batch_sizes, keys), split
 
     def _find_split(self, phase: Phase, rows: Tensor, uses: int) -> PrefixSplit | None:
-        """Where to cut the network in a phase that leaves its first layers alone.
+        """Where to cut the network in a phase that does not train its first layers.
 
         None where it cannot be cut, nothing is gained, or the activations need too much memory.
 

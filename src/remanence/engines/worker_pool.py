@@ -1,9 +1,9 @@
 """The worker processes of the engine `processes`, some of which may die or hang.
 
-A worker that dies is replaced, and its work is done again: it held nothing that is missed, and a
-client's result does not depend on which worker trains it. A worker that does not answer within
-`timeout` seconds is replaced as well. Work that hangs twice is given up, so that nothing waits
-longer than twice the timeout.
+A worker that dies is replaced, and its work is done again. Nothing is lost: a worker has no state
+that a round needs, and a client's result does not depend on which worker trains it. A worker that
+does not answer within `timeout` seconds is replaced as well. Work that hangs twice is given up, so
+that nothing waits longer than twice the timeout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Serve = Callable[[Connection, list[Connection]], None]
 
 @dataclass
 class WorkerProcess:
-    """A worker, as its parent knows it."""
+    """A worker process, and what its parent stores about it."""
 
     pipe: Connection
     process: Any  # multiprocessing's Process
@@ -136,7 +136,7 @@ class WorkerPool:
                 worker.last_broadcast = self.broadcasts
             worker.pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it is dead, which waiting for its answer will show
+            pass  # the worker is dead; `map_unordered` finds that when it waits for the answer
 
     def _time_left(self, busy: dict[Connection, Pending]) -> float | None:
         """Seconds until the first answer is overdue."""
@@ -176,9 +176,9 @@ def _stop(worker: WorkerProcess) -> None:
 
 
 def _worker_main(serve: Serve, pipe: Connection, inherited: list[Connection]) -> None:
-    """Run a worker, which SIGTERM simply ends.
+    """Run a worker that SIGTERM ends.
 
-    The parent's own handler is not for a worker: Ray's, for example, would end its cluster.
+    The parent's handler is removed: it saves the run, or ends the parent's Ray cluster.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

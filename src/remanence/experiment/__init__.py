@@ -9,7 +9,7 @@ built can be run.
     networks       make the model and apply a method's changes to it
     system         simulated speeds of clients, and deadlines for their replies
     torch_setup    device, precision and determinism
-    checks         do privacy mechanisms cover what the method sends?
+    privacy_checks do privacy mechanisms cover what the method sends?
     task_checks    can this model be trained on these data, with these settings?
     metadata       what a run folder stores about versions, data and defaults
 

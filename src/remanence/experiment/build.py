@@ -21,8 +21,8 @@ from remanence.attacks.metadata import count_leaves
 from remanence.config import Experiment, optimizer_call
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod, parse_method
+from remanence.core.compose_checks import check
 from remanence.core.errors import InputError
-from remanence.core.method_checks import check
 from remanence.core.model import Model
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Optimizer, Part, Phase

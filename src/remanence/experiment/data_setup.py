@@ -93,14 +93,14 @@ def partition_data(config: Experiment, dataset: ArrayDataset, key: Key) -> Feder
         public, rows = data.hold_out(rows, labels, config.data.public, key.fold_in("public"))
     if config.drift.schedule:
         return _partition_over_time(config, dataset, public, rows, key)
-    holdings = split_train_valid(
+    client_data = split_train_valid(
         _partition(config, dataset, rows, key), labels, float(config.data.validation), key
     )
     everything = (np.arange(len(dataset.test)),)
     train, test = (
         ConceptViews(split.x, split.y, None, (0,)) for split in (dataset.train, dataset.test)
     )
-    return FederatedData(public, FederatedPopulation((holdings,), everything), train, test)
+    return FederatedData(public, FederatedPopulation((client_data,), everything), train, test)
 
 
 def _partition(

@@ -1,4 +1,4 @@
-"""Real federations: a coordinator runs the rounds, sites keep their data, Flower carries messages.
+"""Real federations: a coordinator runs the rounds, sites keep their data, Flower sends messages.
 
     coordinator                                       site
     server_app                                        site_files   site_storage
@@ -28,12 +28,12 @@ Site:
     client_app         the Flower ClientApp; a new process per message, imports nothing heavy
     daemon_client      connects to the site's daemon and starts it
     site_daemon        a process that keeps torch and the data in memory between messages
-    site               handles each kind of message; everything that leaves a site passes here
+    site               handles each kind of message, and makes all that a site sends
     site_work          turns a message into work for the site's clients
     site_data          the site's own data as a task for a local engine
     site_files         reads the data that site.toml names
     site_storage       client states and replies on the site's disk
-    policy             what the site declines, and how it suppresses or noises counts
+    policy             what the site declines, and noise on the counts that it sends
     secure_noise       noise that does not follow from the experiment's seed
 Commands of `remanence flower`: certificates, processes, app_files, preflight, quickstart.
 

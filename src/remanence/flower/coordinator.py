@@ -1,8 +1,8 @@
 """A run on a federation: the rounds of `rounds.loop` with the engine `flower`.
 
 The coordinator holds the model, the method's server state and, if it has any, its own test and
-public sets. The same call resumes a run that was interrupted: sites have kept their clients' state,
-and a request that is repeated gets the same reply.
+public sets. The same call resumes a run that was interrupted: sites store their clients' states
+and their last replies, so a repeated request gets the same reply.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from remanence.flower.session import Session, Timeouts
 from remanence.flower.transport import Transport
 from remanence.flower.wire import WireMessage
 from remanence.results.checkpoint import fingerprint
-from remanence.results.run import COMPARISON, METADATA, SPEC, Run
+from remanence.results.run import COMPARISON, EXPERIMENT, METADATA, Run
 from remanence.rounds.loop import train
 from remanence.rounds.time_limit import TimeLimit
 
@@ -65,7 +65,7 @@ def run_experiment(
     existing = _find_run(out, experiment.config)
     name = str(uuid.uuid4()) if existing is None else existing
     if existing is None:
-        create_output_dir(out, False, (SPEC, COMPARISON))
+        create_output_dir(out, False, (EXPERIMENT, COMPARISON))
     log = make_log(out / LOG, progress.log)
     num_clients = experiment.task.info.num_clients
     common_header = {
@@ -74,7 +74,7 @@ def run_experiment(
         "examples": describe_examples(experiment),
     }
     with translate_disk_errors(out), lock(out):
-        if existing is None:  # now, so that even the wait for sites can be interrupted
+        if existing is None:  # before the wait for sites, which may be interrupted
             no_labels = experiment.metadata | {"label_counts": []}
             _write_config(out, replace(experiment, metadata=no_labels), name)
         verb = "new run" if existing is None else "resuming run"
@@ -107,12 +107,12 @@ def run_experiment(
 def _write_config(out: Path, experiment: BuiltExperiment, name: str) -> None:
     metadata = experiment.metadata | {"engine": "flower: real sites", RUN_NAME: name}
     content = write_toml(experiment.config, {METADATA: metadata})
-    write_atomically(out / SPEC, content.encode())
+    write_atomically(out / EXPERIMENT, content.encode())
 
 
 def _find_run(out: Path, config: Experiment) -> str | None:
     """The name of the run in a folder; None if there is none yet."""
-    if not (out / SPEC).exists():
+    if not (out / EXPERIMENT).exists():
         return None
     run = Run(out)
     if fingerprint(run.config) != fingerprint(config) or RUN_NAME not in run.metadata:

@@ -1,6 +1,6 @@
 """Connects to a site's daemon, and starts it if there is none. Imports nothing heavy.
 
-Both talk over a Unix socket in a folder that only their user can enter. The daemon ends with the
+Both use a Unix socket in a folder that only their user can enter. The daemon ends with the
 SuperExec that started it, and so with the SuperNode.
 """
 
@@ -60,7 +60,7 @@ def connect(site: SiteFile) -> socket.socket:
 
 
 def start_daemon(site: SiteFile) -> subprocess.Popen[bytes]:
-    """Launch the daemon in a session of its own, so that it outlives this message."""
+    """Start the daemon in a session of its own, so that it continues after this process ends."""
     site.make_state()
     command = [
         sys.executable,

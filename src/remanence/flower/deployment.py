@@ -1,5 +1,5 @@
-"""An experiment prepared for real sites: what a federation can run, the coordinator's side of it,
-and what sites receive of it.
+"""An experiment for real sites: checks that a federation can run it, the coordinator's side of it,
+and the settings that sites receive.
 """
 
 from __future__ import annotations

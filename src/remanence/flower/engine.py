@@ -1,8 +1,8 @@
 """The engine `flower`: sites train their clients, the coordinator collects the replies.
 
-A site receives the model, the server's broadcast state, the round and its key, and for every client
-the round whose state it starts from. It sends what it trained and what the method declares. Batches
-are planned at the site. Without a server the coordinator relays the peers' models, so it could read
+A site receives the model, the broadcast, the round and its key, and for every client the round
+whose state it starts from. It sends the trained parameters and the payload. Batches are planned at
+the site. In methods without a server the coordinator forwards the peers' models, so it can read
 them.
 """
 
@@ -35,7 +35,7 @@ MAX_ROUND = 1 << 40
 
 
 class FlowerEngine(BaseEngine):
-    """Sends work to the sites of a session; sends nothing before it is used."""
+    """Sends work to the sites of a session. Nothing is sent before the first call."""
 
     name = "flower"
 

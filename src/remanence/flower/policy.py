@@ -1,4 +1,4 @@
-"""What a site declines, and how it suppresses or noises counts before it sends them."""
+"""What a site declines, and how it protects counts: small ones are sent as 0, or noise is added."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`remanence flower quickstart`: a federation on this machine, secured as between machines."""
+"""`remanence flower quickstart`: a federation on this machine, with TLS and registered keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remanence.core.files import create_output_dir
 from remanence.flower.app_files import write_app
 from remanence.flower.processes import HOST, Federation
 from remanence.methods import PARTS
-from remanence.results.run import SPEC
+from remanence.results.run import EXPERIMENT
 
 MARK = "quickstart.toml"  # marks a quickstart folder: --overwrite deletes no other
 TIMEOUT_S = 3600.0
@@ -74,7 +74,7 @@ def run_quickstart(
     finally:
         federation.stop()
     folder = out / "runs" / "quickstart"
-    if not (folder / SPEC).exists():
+    if not (folder / EXPERIMENT).exists():
         raise RunFailed(f"the run did not start: see {out / 'run.log'} and {out / 'superlink.log'}")
     return folder
 

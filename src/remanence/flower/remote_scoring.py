@@ -1,6 +1,6 @@
 """Scores of models on the sites' examples: the coordinator sends models, sites send counts.
 
-Where no counts come back they are 0, as for a client without examples.
+Counts that a site does not send are 0, as for a client without examples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CachedCounts(NamedTuple):
 
 
 class RemoteScorer:
-    """Scores at the sites, and the counts that came with replies."""
+    """Has models evaluated at the sites, and stores the counts that were sent with replies."""
 
     def __init__(self, task: TrainingTask, session: Session):
         self.task, self.session = task, session
@@ -60,7 +60,7 @@ class RemoteScorer:
             owners: Which client, for each pair.
             split: "train", "valid" or "test".
             time_step: The time step of the clients' data.
-            use_cache: Use counts that came with the models, where there are any.
+            use_cache: Use counts that were sent with the models, where there are any.
         """
         if split != "valid" or not use_cache:
             return self._score_at_sites(models, which, owners, split, time_step)
@@ -94,7 +94,7 @@ class RemoteScorer:
         return self._request_counts(messages, work.clients, len(work.clients))
 
     def cache_counts(self, result: RequestResult, reply: Reply, time_step: int) -> None:
-        """Keep the counts on validation examples that came with trained models."""
+        """Store the counts on validation examples that were sent with trained models."""
         counts = read_counts(result, reply.num_clients, self.task.info.num_classes, "valid/")
         one_per_client = all(
             x.dim() and len(x) == reply.num_clients

@@ -20,8 +20,8 @@ class Timeouts(NamedTuple):
     join_timeout: float = 600.0  # for clients, at the start and whenever too few are available
     reply_timeout: float = 1800.0  # for a response, where the experiment sets no round.deadline
     ping_after: float = 60.0  # before a site that has not responded gets a ping
-    # for a site that disconnected in a round to come back; Flower lets a SuperNode that was killed
-    # in again after more than a minute
+    # for a site that disconnected in a round to reconnect; Flower accepts a SuperNode that was
+    # killed again only after more than a minute
     gone_after: float = 180.0
 
 
@@ -138,7 +138,7 @@ class Session:
     ) -> Iterator[RequestResult]:
         for response in arrived:
             request = pending.pop(response.message_id)
-            if response.unreachable:  # if the site comes back it gets the request again
+            if response.unreachable:  # sent again if the site reconnects
                 self.registry.mark_silent(request.node, "cannot be reached")
                 request.lost_at = time.monotonic()
                 pending[f"lost with {response.message_id}"] = request
@@ -189,7 +189,7 @@ class Session:
         request.message_id = self.registry.transport.send(
             node_id, request.message, request.kind, group
         )
-        if not request.message_id:  # disconnected just now
+        if not request.message_id:  # the node has just disconnected
             request.lost_at = time.monotonic()
         pending[request.message_id or f"not sent to {node_id}"] = request
 

@@ -2,11 +2,11 @@
 
     ping      -> the site's name, its clients, how many examples each of them has
     train     -> trained parameters and what the method declares; client state stays on this disk
-    score     -> counts of correct and wrong predictions, suppressed or noised by the site's policy
+    score     -> counts of correct and wrong predictions, protected as the site's policy demands
     personal  -> the same counts for the clients' personal models, which stay at the site
 
-A site that declines a message, or cannot handle it, responds with a code and a reason. Of an
-unexpected error it sends the type only: the text may contain data.
+A site that declines a message, or cannot handle it, responds with a code and a reason. For an
+unexpected error it sends only the type, because the text may contain data.
 """
 
 from __future__ import annotations

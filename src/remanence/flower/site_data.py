@@ -2,8 +2,8 @@
 
 The task has all K clients of the experiment, so that a client has the same number everywhere, but
 only the site's own clients have examples. In trials these are the clients' shares of a published
-data set, with the same ids as on one machine, and so are the results. Real sites number their own
-examples, and the ids never leave them.
+data set, with the same ids as on one machine, so that the results are the same. Real sites number
+their own examples, and never send the ids.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 
 from remanence.config import Experiment
 from remanence.core.compose import parse_method
+from remanence.core.compose_checks import SERVER_SLOTS
 from remanence.core.engine import Engine
 from remanence.core.errors import InputError
-from remanence.core.method_checks import SERVER_SLOTS
 from remanence.core.slots import Method, Part
 from remanence.data import DATASETS
 from remanence.data.dataset import ArrayDataset
@@ -229,6 +229,6 @@ def _normalize_with(
 
 
 def _client_side(p: Part) -> Part:
-    """A part without its server functions, which may need what no single site has."""
+    """A part without its server functions, which may need data that a site does not have."""
     unset: dict[str, Any] = dict.fromkeys(NOT_AT_SITES)
     return replace(p, needs_public_data=False, **unset)

@@ -1,4 +1,4 @@
-"""A message with work, as work for the site's own clients. `work_header` is the writer."""
+"""Reads a message with work for the site's own clients; `work_header` writes it."""
 
 from __future__ import annotations
 

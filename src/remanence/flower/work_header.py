@@ -1,4 +1,4 @@
-"""The header of a message with work for a site's clients. `site_work` is the reader."""
+"""Writes the header of a message with work for a site's clients; `site_work` reads it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remanence.training.state import NO_STATE, REMOTE
 
 
 def work_header(work: ClientWork, positions: np.ndarray) -> dict[str, Any]:
-    """Everything of a round's work but the models, for some of its clients.
+    """A round's work for some of its clients, without the models.
 
     Args:
         work: The work of a round.

@@ -1,7 +1,8 @@
 """Hand-written operators, and tracing, capturing and compiling of tensor functions.
 
-They know tensors, and neither clients nor methods. Imports core only. Every hand-written operator
-has its measured gain in its module's docstring; `benchmarks/README.md` has the whole table.
+They work on tensors and use neither clients nor methods. Imports core only. Every hand-written
+operator has its measured gain in its module's docstring; `benchmarks/notes.md` describes the
+measurements.
 
     grouped_conv        replaces the convolutions and batch norms of a stack of models on a GPU
     triton_conv         narrow layers: one Triton kernel for all models of a stack

@@ -86,8 +86,8 @@ def capture(
 
 @contextlib.contextmanager
 def garbage_collection_off() -> Iterator[None]:
-    """Hold back Python's garbage collector: an earlier graph that it frees during a capture resets
-    itself, which CUDA forbids while a stream is captured.
+    """Disable Python's garbage collector. During a capture it could free an earlier graph, which
+    then resets itself: CUDA forbids that while a stream is captured.
     """
     was_enabled = gc.isenabled()
     gc.disable()

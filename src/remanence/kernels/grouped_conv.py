@@ -31,8 +31,8 @@ from torch.overrides import TorchFunctionMode
 from remanence.kernels import conv_channels_last, kernels_enabled
 from remanence.kernels.conv_channels_last import empty_channels_last
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
+FunctionArguments = ParamSpec("FunctionArguments")
+FunctionResult = TypeVar("FunctionResult")
 
 # (inputs, outputs): the most channels with which the Triton kernels are faster than cuDNN
 NARROW = {torch.float32: (16, 32), torch.bfloat16: (32, 64)}
@@ -243,8 +243,8 @@ class _ReplaceLayers(TorchFunctionMode):
 
 
 def with_convolutions(
-    compute: Callable[Arguments, Result], fused: bool = False
-) -> Callable[Arguments, Result]:
+    compute: Callable[FunctionArguments, FunctionResult], fused: bool = False
+) -> Callable[FunctionArguments, FunctionResult]:
     """The same function with the convolutions and batch norms of this module, for a stack of
     models on a GPU.
 
@@ -258,7 +258,9 @@ def with_convolutions(
     if importlib.util.find_spec("triton") is None or not kernels_enabled():
         return compute
 
-    def replaced(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def replaced(
+        *args: FunctionArguments.args, **kwargs: FunctionArguments.kwargs
+    ) -> FunctionResult:
         with _ReplaceLayers(fused):
             return compute(*args, **kwargs)
 

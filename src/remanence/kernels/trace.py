@@ -1,5 +1,5 @@
 """A function traced once to a flat list of tensor operations, which is faster to call than the
-Python it came from and can be compiled.
+Python function and can be compiled.
 
 Python runs only while the function is traced, so everything that changes between calls must be an
 argument. This holds for the local step of every method: hooks are pure functions that read the run

@@ -2,10 +2,10 @@
 and Cook.
 
 Four by four outputs of a 5x5 filter take 400 products a channel if each output is summed by itself.
-They are also the product of two polynomials, which is known once it is known at eight points a
-side: 64 products, and sums around them that are linear in the image, in the filter and in the
-result. The products at one point are a matrix product over all tiles and channels; the sums are
-compiled. Gradients use the same sums and products.
+They are also the product of two polynomials, which is determined by its values at eight points a
+side: 64 products, and sums that are linear in the image, in the filter and in the result. The
+products at one point are a matrix product over all tiles and channels; the sums are compiled.
+Gradients use the same sums and products.
 
 Measured on two cores (`benchmarks/winograd.py` measures single layers): the wide layer of job B's
 CNN takes 22 to 25 instead of 48 ms, a step 52 instead of 75 ms, a round 3.0 to 3.6 instead of
@@ -160,8 +160,8 @@ def use_winograd(
 @torch.library.custom_op("remanence::convolve_tiles", mutates_args=())
 def convolve_tiles(x: Tensor, w: Tensor, zeros: int) -> Tensor:
     """The convolution with `zeros` rows and columns around the images, as one operation. Its sums
-    are compiled once for all layers of a size: as part of a deep network's step they would take the
-    compiler minutes.
+    are compiled once for all layers of a size: as part of a deep network's step they would take
+    minutes to compile.
     """
     return call_compiled(_convolve, x, w, zeros=zeros)
 

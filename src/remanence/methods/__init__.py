@@ -1,10 +1,17 @@
 """The methods, one file each.
 
-`METHODS` is the only registry: a new method is a file and a line here. `PARTS` holds everything
-that can stand between two `+`: methods, losses, robust aggregators and privacy parts. A method
-imports from `core` and from the parts that methods share (aggregators, losses, optimizers, peers,
-privacy), never from what runs it. Begin with `fedprox.py`, the smallest, and `scaffold.py`, which
-fills most slots.
+    one global model    fedavg, fedprox, scaffold, fednova, moon, fedntd, fedreg, fedwavg, feddf,
+                        flashback, frozen_head, server_optimizers
+    personal models     fedbn, fedbabu
+    several models      feddrift
+    without a server    dac, hast, gossip
+    one place           centralized
+
+`METHODS` is the only registry. A new method is a file, and here its import, its name in `__all__`
+and its entry in `METHODS`. `PARTS` holds everything that can be joined by `+`: methods, losses,
+robust aggregators and privacy parts. A method imports from `core` and from the parts that methods
+share (aggregators, losses, optimizers, peers, privacy), never from what runs it. Begin with
+`fedprox`, the smallest, and `scaffold`, which fills many slots.
 """
 
 from __future__ import annotations

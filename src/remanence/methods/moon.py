@@ -49,7 +49,7 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
     check_range(temperature > 0, "moon", "temperature", "above 0", temperature)
     check_range(projection >= 0, "moon", "projection", "of at least 0", projection)
 
-    def adapt(network: nn.Module, classes: int) -> nn.Module:
+    def add_projection(network: nn.Module, classes: int) -> nn.Module:
         return project(network, classes, projection)
 
     return Part(
@@ -59,7 +59,7 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
         client_state=init_client_state,
         loss_terms=(contrast,),
         on_client_end=store_model,
-        modify_model=adapt if projection else None,
+        modify_model=add_projection if projection else None,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from remanence.metrics.accuracy_tables import divide
-from remanence.results.ledger import HEARD
+from remanence.results.ledger import PEER_COUNTS
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,23 @@ def same_cluster_usage(peers: np.ndarray, clusters: Any) -> PeerUsage:
     (2 - 1) / (3 - 1) of all cases:
 
     >>> from remanence.results.ledger import peers_type
-    >>> heard = np.array([(5, 0, HEARD, [[0, 3, 1], [0, 0, 0], [0, 0, 0]])], dtype=peers_type(3))
-    >>> usage = same_cluster_usage(heard, [[0, 0, 1]])
+    >>> record = (5, 0, PEER_COUNTS, [[0, 3, 1], [0, 0, 0], [0, 0, 0]])
+    >>> usage = same_cluster_usage(np.array([record], dtype=peers_type(3)), [[0, 0, 1]])
     >>> usage.same_cluster, usage.chance
     (array([0.75]), array([0.5]))
     """
     table = np.asarray(clusters, dtype=np.int64)
-    heard = peers[peers["kind"] == HEARD]
-    if not len(heard):
+    counts = peers[peers["kind"] == PEER_COUNTS]
+    if not len(counts):
         return PeerUsage(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
-    size = heard["values"].shape[1]
-    now = table[heard["time_step"]]  # [R, K]
+    size = counts["values"].shape[1]
+    now = table[counts["time_step"]]  # [R, K]
     same = (now[:, :, None] == now[:, None, :]) & ~np.eye(size, dtype=bool)  # [R, K, K]
-    uses = np.where(np.eye(size, dtype=bool), 0.0, heard["values"].astype(np.float64))
+    uses = np.where(np.eye(size, dtype=bool), 0.0, counts["values"].astype(np.float64))
     chance = same.sum(axis=2) / max(size - 1, 1)  # [R, K]
     total = uses.sum(axis=(1, 2))
     return PeerUsage(
-        heard["round"],
+        counts["round"],
         divide((uses * same).sum(axis=(1, 2)), total),
         divide((uses.sum(axis=2) * chance).sum(axis=1), total),
     )

@@ -1,4 +1,5 @@
-"""The networks of the papers, one file each; `MODELS` lists them.
+"""The networks of the papers, one file each: `cnn`, `lenet`, `mlp`, `resnet`, `shallow_resnet`,
+`densenet` and `text`. `MODELS` lists them; `shapes` checks the shape of an example.
 
 Each is built by a function `name(shape, classes, *, options)`, where `shape` is that of one
 example: (channels, height, width) for images, (columns,) for tables, (length,) for tokens. The
@@ -7,7 +8,7 @@ head(features(x))`. Layers are registered in the order in which they are applied
 three layers" can be counted. No network has dropout or changes a tensor in place, except for the
 buffers of BatchNorm.
 
-This package imports from `remanence.core` only. Begin with `cnn.py`.
+This package imports from `remanence.core` only. Begin with `cnn`.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from remanence.core import rng
 from remanence.core.rng import Key
 
 
-def sample_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
-    """Draw `count` different reachable peers for each client, each subset equally likely.
+def sample_uniform(adjacency: Tensor, count: int, key: Key) -> Tensor:
+    """Draw `count` different peers for each client, each subset equally likely.
 
     Args:
-        reachable: [K, K] bool.
+        adjacency: [K, K] bool: whether client k can reach client j.
         count: Peers for each client.
         key: Draws the peers.
 
@@ -25,15 +25,15 @@ def sample_uniform(reachable: Tensor, count: int, key: Key) -> Tensor:
         [K, min(count, K)], -1: no peer.
     """
     return sample_weighted(
-        torch.zeros(reachable.shape, dtype=torch.float64, device=reachable.device),
-        reachable,
+        torch.zeros(adjacency.shape, dtype=torch.float64, device=adjacency.device),
+        adjacency,
         count,
         key,
     )
 
 
-def sample_weighted(scores: Tensor, reachable: Tensor, count: int, key: Key) -> Tensor:
-    """Draw `count` different reachable peers for each client, one after the other with probability
+def sample_weighted(scores: Tensor, adjacency: Tensor, count: int, key: Key) -> Tensor:
+    """Draw `count` different peers for each client, one after the other with probability
     proportional to exp(score) among those left.
 
     Adding Gumbel noise and taking the largest does exactly this (Vieira 2014, Kool et al. 2019)
@@ -41,14 +41,14 @@ def sample_weighted(scores: Tensor, reachable: Tensor, count: int, key: Key) -> 
 
     Args:
         scores: [K, K].
-        reachable: [K, K] bool.
+        adjacency: [K, K] bool: whether client k can reach client j.
         count: Peers for each client.
         key: Draws the peers.
 
     Returns:
         [K, min(count, K)], -1: no peer.
     """
-    noisy = torch.where(reachable, scores + gumbel(key, scores), -math.inf)
+    noisy = torch.where(adjacency, scores + gumbel(key, scores), -math.inf)
     value, peers = torch.topk(noisy, min(count, scores.shape[1]), dim=1)
     return torch.where(value > -math.inf, peers, -1)
 

@@ -6,7 +6,7 @@ as public. A round releases the sum of clipped updates plus Gaussian noise with 
 `noise` times the clip.
 
 Assumptions about the sampling of clients:
-- "fixed": a number of clients is sampled without replacement in every round, as our rounds do.
+- "fixed": a number of clients is sampled without replacement in every round (the default).
   Where the client is not in the cohort another one is, so the two sums can differ by twice the
   clip. By advanced joint convexity (Balle, Barthe, Gaboardi: Privacy amplification by subsampling,
   2018, theorem 2) the delta of a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with

@@ -5,7 +5,9 @@ McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent la
 2018. Adaptive clipping: Andrew, Thakkar, McMahan and Ramaswamy, "Differentially private learning
 with adaptive clipping", NeurIPS 2021. `accountant.py` computes the epsilon.
 
-Joins any method: `fedavg+dp`, `fedprox(mu=0.1)+wsm+dp(noise=0.8)`, `fedadam+dp`. The server clips
+It is joined by `+`: `fedavg+dp`, `fedprox(mu=0.1)+wsm+dp(noise=0.8)`, `fedadam+dp`. A method cannot
+be combined with it if it has no server or several global models, if its clients send more than the
+model, or if its server reads or stores single updates. The server clips
 the updates when it aggregates them, so in a simulation it sees them unclipped, and the noise is
 drawn from the experiment's seed: the model is what a private run would give, but the run is not
 private.

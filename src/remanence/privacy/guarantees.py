@@ -50,7 +50,7 @@ class ClientGuarantee:
 
     @property
     def fraction(self) -> float:
-        """The probability that a client is in a cohort."""
+        """The probability that a client is sampled in a round; not used with sampling "any"."""
         return self.cohort / self.clients
 
     def epsilon(self, rounds: int, sampling: str = "") -> float:

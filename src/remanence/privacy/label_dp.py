@@ -65,20 +65,20 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
 
 
 def privatize_label_counts(
-    owner: Part | None, counts: Tensor, clients: np.ndarray, time_step: int, key: Key
+    filled_by: Part | None, counts: Tensor, clients: np.ndarray, time_step: int, key: Key
 ) -> Tensor:
     """The label counts of some clients as the functions of their method read them.
 
     Args:
-        owner: The part of the method that fills `privatize_stats`, if any.
+        filled_by: The part of the method that fills `privatize_stats`, if any.
         counts: [k, C] true label counts.
         clients: [k]
         time_step: Noise is drawn once for each client and time step.
         key: The experiment's.
     """
-    if owner is None or owner.privatize_stats is None or not len(clients):
+    if filled_by is None or filled_by.privatize_stats is None or not len(clients):
         return counts
-    privatize = owner.privatize_stats
+    privatize = filled_by.privatize_stats
     # the strings given to fold_in are part of the random streams: they never change
     return torch.stack(
         [

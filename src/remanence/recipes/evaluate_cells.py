@@ -12,7 +12,7 @@ from remanence.recipes.measures import MEASURES, CellEvidence, RecipeMeasure
 from remanence.recipes.plan import CellRuns, ResultPlan
 from remanence.recipes.recipe import CellNumber, TableLine
 from remanence.recipes.tables import ResultOutcome
-from remanence.results.run import RUNS, SPEC, Run
+from remanence.results.run import EXPERIMENT, RUNS, Run
 
 RunsByCell = dict[tuple[str, str], tuple[Run, ...]]
 
@@ -21,7 +21,9 @@ def find_finished(plan: ResultPlan, folder: Path) -> dict[str, Run]:
     """The finished runs of a plan, by name."""
     runs = {run.name: Run(folder / RUNS / run.name) for run in plan.runs}
     return {
-        name: run for name, run in runs.items() if (run.folder / SPEC).exists() and run.reached_end
+        name: run
+        for name, run in runs.items()
+        if (run.folder / EXPERIMENT).exists() and run.reached_end
     }
 
 

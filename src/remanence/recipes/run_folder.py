@@ -14,7 +14,7 @@ from remanence.core.errors import InputError
 from remanence.core.files import create_output_dir, translate_disk_errors, write_atomically
 from remanence.engines.autotune import EngineChoice
 from remanence.recipes.plan import PlannedRun, ResultPlan, source_of
-from remanence.results.run import CHECKPOINTS, COMPARISON, RUNS, SPEC, Comparison, Run
+from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, RUNS, Comparison, Run
 from remanence.sweeps.scheduler import QueuedRun
 
 FIXED = ("result", "scale", "substitute_data", "changes")  # of a request; the same in one folder
@@ -45,10 +45,10 @@ def open_folder(plan: ResultPlan, out: Path, request: Mapping[str, Any]) -> None
         old = Comparison(out).plan
         _check_same_result(out, old, comparison["reproduce"], experiments)
         cells = {cell["name"]: cell for cell in old["cells"]} | cells
-        experiments = old["specs"] | experiments
+        experiments = old["experiments"] | experiments
     else:
-        create_output_dir(out, False, (SPEC, COMPARISON))
-    comparison |= {"cells": list(cells.values()), "specs": experiments}
+        create_output_dir(out, False, (EXPERIMENT, COMPARISON))
+    comparison |= {"cells": list(cells.values()), "experiments": experiments}
     with translate_disk_errors(out):
         write_atomically(out / COMPARISON, tomli_w.dumps(comparison).encode())
 
@@ -80,8 +80,8 @@ def _check_same_result(
     changed = [
         name
         for name in experiments
-        if name in old["specs"]
-        and _without_data_dir(old["specs"][name]) != _without_data_dir(experiments[name])
+        if name in old["experiments"]
+        and _without_data_dir(old["experiments"][name]) != _without_data_dir(experiments[name])
     ]
     if changed:
         raise InputError(

@@ -39,7 +39,7 @@ def cross_rounds(run: Run) -> list[int]:
 
 
 def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:
-    """F_ki with F_k as the last column, beside the accuracies that it is the difference of, for a
+    """F_ki, with F_k as the last column, beside the two accuracies whose difference it is, for a
     round that the reader selects.
     """
     shown = [

@@ -1,10 +1,10 @@
 """`remanence watch`: a live report in the browser while runs go on.
 
 A small server on the loopback interface serves three addresses: `/`, a frame; `/page`, the current
-report; `/state`, a few bytes that tell whether anything has changed (live_state.py). The frame
-(watch.html) polls the state, renders a new report behind the old one and swaps them when it is
-complete, so that the reader's position is kept and nothing flickers. The report inside is the file
-that `remanence report` writes, with its own content security policy.
+report; `/state`, a short text that changes when the files do (live_state.py). The frame
+(watch.html) polls the state, loads a new report in the background and shows it when it is complete,
+at the same scroll position. The report inside is the file that `remanence report` writes, with its
+own content security policy.
 
 No path is read from an address. Requests with another host name are rejected, so that a foreign
 name that resolves to 127.0.0.1 cannot read the results.

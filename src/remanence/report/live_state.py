@@ -1,8 +1,8 @@
-"""What the live report knows about the watched folders: which results they hold, whether files have
-changed, how far runs are, and the page about them.
+"""The state of the live report: the results in the watched folders, whether files have changed, the
+progress of runs, and the page about them.
 
-A file may be in the middle of a write, or cut off by a killed run: that is no error. The last page
-is kept, and files are read again when they have changed.
+A file that is incomplete, because it is being written or a run was killed, is no error: the last
+page is kept, and the file is read again when it has changed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from remanence.core.errors import RemanenceError
 from remanence.results.run import (
     CHECKPOINTS,
     COMPARISON,
+    EXPERIMENT,
     METRICS,
     RUNS,
-    SPEC,
     Comparison,
     Run,
     load,
@@ -77,7 +77,7 @@ class ReportState:
                 return self.rendered
             try:
                 content = self._render()
-            # a file in the middle of a write
+            # a file is being written
             except (RemanenceError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
                 own = isinstance(error, RemanenceError)
                 self.error = str(error) if own else f"{type(error).__name__}: {error}"
@@ -91,7 +91,7 @@ class ReportState:
         """How far a run is; read again only where its files have changed, since a comparison may
         have hundreds of runs.
         """
-        stamps = [_stamp(path) for path in (run / SPEC, run / METRICS, run / CHECKPOINTS)]
+        stamps = [_stamp(path) for path in (run / EXPERIMENT, run / METRICS, run / CHECKPOINTS)]
         if self.progress.get(run, (None, None))[0] != stamps:
             self.progress[run] = (stamps, read_progress(run))
         return self.progress[run][1]
@@ -151,7 +151,7 @@ def read_progress(run: Path) -> dict[str, Any] | None:
 
 
 def _is_result(folder: Path) -> bool:
-    return (folder / SPEC).is_file() or (folder / COMPARISON).is_file()
+    return (folder / EXPERIMENT).is_file() or (folder / COMPARISON).is_file()
 
 
 def _runs_below(found: Path) -> list[Path]:
@@ -159,7 +159,7 @@ def _runs_below(found: Path) -> list[Path]:
     if not (found / COMPARISON).is_file():
         return [found]
     try:
-        return sorted(path for path in (found / RUNS).iterdir() if (path / SPEC).is_file())
+        return sorted(path for path in (found / RUNS).iterdir() if (path / EXPERIMENT).is_file())
     except OSError:
         return []
 
@@ -168,7 +168,9 @@ def _files_of(run: Path) -> list[Path]:
     """What a report reads: settings, records, and the folder of the checkpoints."""
     try:
         recorded = sorted(
-            path for path in run.iterdir() if path.suffix == ".bin" or path.name in (SPEC, METRICS)
+            path
+            for path in run.iterdir()
+            if path.suffix == ".bin" or path.name in (EXPERIMENT, METRICS)
         )
     except OSError:
         return []

@@ -1,4 +1,4 @@
-"""What surrounds the marks of a figure on paper: lines between time steps, texts, color bars."""
+"""Annotations of a figure on paper: lines between time steps, texts, color bars."""
 
 from __future__ import annotations
 

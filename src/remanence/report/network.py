@@ -20,7 +20,7 @@ from remanence.report.theme import (
     layout,
     rounded,
 )
-from remanence.results.ledger import HEARD
+from remanence.results.ledger import PEER_COUNTS
 from remanence.results.run import Run
 
 STRONGEST = 5  # lines a client: to the peers that it selects most
@@ -38,13 +38,13 @@ def draw_network(groups: Sequence[Group]) -> Figure | None:
     if not shown:
         return None
     clusters = max(1 + int(np.max(run.metadata.get("clusters") or 0)) for _, run in shown)
-    most = max(len(next(iter(peer_records(run)[HEARD].values()))) for _, run in shown)
+    most = max(len(next(iter(peer_records(run)[PEER_COUNTS].values()))) for _, run in shown)
     states = []
     for group, run in shown:
-        heard = peer_records(run)[HEARD]
+        counts = peer_records(run)[PEER_COUNTS]
         states += [
-            _make_state(group, run, round, heard[round], clusters)
-            for round in pick_frames(sorted(heard), 8 * STRONGEST * most, len(shown))
+            _make_state(group, run, round, counts[round], clusters)
+            for round in pick_frames(sorted(counts), 8 * STRONGEST * most, len(shown))
         ]
     chosen = default_state(states)
     hidden: dict[str, Any] = {"visible": False, "range": [-1.08, 1.08]}
@@ -100,9 +100,9 @@ def _make_traces(state: FigureState, clusters: int, most: int) -> list[Any]:
 
 
 def _make_state(
-    group: Group, run: Run, round: int, heard: np.ndarray, clusters: int
+    group: Group, run: Run, round: int, counts: np.ndarray, clusters: int
 ) -> FigureState:
-    shares = peer_shares(heard)
+    shares = peer_shares(counts)
     order, membership = sort_clients(run, round, len(shares))
     angle = np.empty(len(order))
     angle[order] = 2 * np.pi * np.arange(len(order)) / len(order)

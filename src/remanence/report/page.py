@@ -122,7 +122,7 @@ def _write(out: Path, render: Callable[[], str]) -> Path:
         raise InputError(
             f"{out} is a folder: --out names the file to write, such as {out / 'report.html'}"
         )
-    # a name may contain a lone surrogate
+    # replaces a lone surrogate in a name
     content = render().encode("utf-8", errors="replace")
     with translate_disk_errors(out.parent):
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from remanence.report.theme import (
     round_axis,
     rounded,
 )
-from remanence.results.ledger import HEARD, SIMILARITY
+from remanence.results.ledger import PEER_COUNTS, SIMILARITY
 from remanence.results.run import Run
 
 CHANCE = "random peers"
@@ -39,7 +39,7 @@ TEMPLATES = ("%{z:.1%}", "%{z:.3~g}")
 @cached_per_run
 def peer_records(run: Run) -> dict[int, dict[int, np.ndarray]]:
     """Matrices [K, K] by kind and round; empty for a run with a server."""
-    found: dict[int, dict[int, np.ndarray]] = {HEARD: {}, SIMILARITY: {}}
+    found: dict[int, dict[int, np.ndarray]] = {PEER_COUNTS: {}, SIMILARITY: {}}
     for record in run.peers if run.peers is not None else ():
         found[int(record["kind"])][int(record["round"])] = record["values"]
     return found
@@ -61,7 +61,7 @@ def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarr
     return order, present[order]
 
 
-def peer_shares(heard: np.ndarray) -> np.ndarray:
+def peer_shares(counts: np.ndarray) -> np.ndarray:
     """How often a client (row) selected each peer (column), as shares [K, K]; a row of zeros for
     a client that selected no peer.
 
@@ -70,12 +70,14 @@ def peer_shares(heard: np.ndarray) -> np.ndarray:
            [1.  , 0.  , 0.  ],
            [0.  , 0.  , 0.  ]])
     """
-    return np.asarray(heard / np.maximum(heard.sum(axis=1, keepdims=True), 1e-12))
+    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12))
 
 
 def runs_with_peers(groups: Sequence[Group]) -> list[tuple[Group, Run]]:
     """The first seed of every method that recorded its peer selections."""
-    return [(group, run) for group in groups for run in group.runs[:1] if peer_records(run)[HEARD]]
+    return [
+        (group, run) for group in groups for run in group.runs[:1] if peer_records(run)[PEER_COUNTS]
+    ]
 
 
 def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
@@ -86,7 +88,7 @@ def draw_peer_usage(groups: Sequence[Group]) -> Figure | None:
     # methods with both matrices come first, so that the figure starts with both panels
     shown.sort(key=lambda pair: not peer_records(pair[1])[SIMILARITY])
     with_similarity = bool(peer_records(shown[0][1])[SIMILARITY])
-    most = max(len(next(iter(peer_records(run)[HEARD].values()))) for _, run in shown)
+    most = max(len(next(iter(peer_records(run)[PEER_COUNTS].values()))) for _, run in shown)
     states = _list_states(shown, most, with_similarity)
     chosen = default_state(states)
     plot = _plot_matrices(states[chosen], most, _color_scales(states, with_similarity))
@@ -119,8 +121,11 @@ def _list_states(
     for group, run in shown:
         records = peer_records(run)
         cells = (1 + with_similarity) * most**2
-        for round in pick_frames(sorted(records[HEARD]), cells, len(shown)):
-            shares, similarity = peer_shares(records[HEARD][round]), records[SIMILARITY].get(round)
+        for round in pick_frames(sorted(records[PEER_COUNTS]), cells, len(shown)):
+            shares, similarity = (
+                peer_shares(records[PEER_COUNTS][round]),
+                records[SIMILARITY].get(round),
+            )
             states.append(_make_state(group, run, round, shares, similarity, with_similarity))
     return states
 

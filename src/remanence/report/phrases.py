@@ -77,7 +77,7 @@ def list_losses(losses: dict[str, float]) -> str:
 
 
 def describe_class_forgetting(group: Group, forgetting: float | None) -> str:
-    """Such as `0.39 points, most in cat (1.2)`; what it is, `CLASS_FORGETTING` says."""
+    """The value that `CLASS_FORGETTING` names, such as `0.39 points, most in cat (1.2)`."""
     worst = largest_losses(group, forgetting_by_class(group))
     return f"{percent(forgetting, 2)} points" + (f", most in {list_losses(worst)}" if worst else "")
 
@@ -96,7 +96,7 @@ def describe_change(losses: Sequence[float]) -> str:
 
 
 def describe_phases(group: Group) -> str:
-    """What each phase of a round loses or gains; what it is, `PHASE_CHANGES` says."""
+    """The values that `PHASE_CHANGES` names: what each phase of a round loses or gains."""
     return join_words(
         f"{PHASE_WORDS[phase]} {describe_change(values)}"
         for phase, values in phase_means(group).items()

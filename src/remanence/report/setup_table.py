@@ -31,9 +31,9 @@ EXPERIMENT = (
     "local.optimizer",
     "local.lr",
 )
-# what a way of sampling adds to the number of clients, in words
+# added to the number of clients, by kind of sampling
 SAMPLING = {"fixed": "", "poisson": " on average, each client sampled independently"}
-# paths and addresses of the user's machines stay out of a page that is shared
+# paths and addresses of the user's machines are left out of the page, which may be shared
 PRIVATE = ("data.dir", "ray.address")
 
 

@@ -1,5 +1,5 @@
 """The summary of a report in sentences: which method is best and by how much, what was forgotten,
-which runs have problems. It states nothing that the numbers do not show.
+which runs have problems. Every sentence follows from the recorded numbers.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
                                                     what a client keeps, written when it changed
 
 A checkpoint appears by renaming its folder, so it is complete or absent; the last two are kept. On
-loading, everything is verified; a checkpoint that fails is named, and the one before it is used.
+loading, everything is verified; a checkpoint that fails is reported, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MANIFEST, STATE, OWN = "manifest.json", "state.safetensors", "client_states"
 
 
 def fingerprint(config: Experiment) -> str:
-    """A hash of the settings that make an experiment. Not among them: the number of rounds,
-    timeouts, how often it is saved, the folder of the data and the cluster.
+    """A hash of the settings that determine the results, without the number of rounds. Timeouts,
+    the interval of checkpoints, the folder of the data and the Ray cluster are left out.
     """
     content = config.model_dump(
         mode="json",
@@ -52,7 +52,7 @@ class CheckpointStore:
 
     Args:
         folder: Of the checkpoints.
-        run: The fingerprint of the experiment, by which a foreign checkpoint is recognized.
+        run: The fingerprint of the experiment; checkpoints with another one are refused.
     """
 
     def __init__(self, folder: Path, run: str):
@@ -163,8 +163,8 @@ class CheckpointStore:
         return state
 
     def _check_file_lengths(self, file_lengths: Mapping[str, int]) -> None:
-        """Refuse a checkpoint of which an append-only file is too short: cut back to more than
-        there is, it would be filled with zeros.
+        """Refuse a checkpoint that records a greater length of an append-only file than the file
+        has: truncating the file to that length would fill it with zeros.
         """
         for name, length in file_lengths.items():
             path = self.folder.parent / name

@@ -1,5 +1,5 @@
-"""Checks that a saved state belongs to an experiment. Digests find damaged files; names, shapes
-and types find states of something else whose digests are right.
+"""Checks that a saved state belongs to an experiment. Digests detect damaged files; names, shapes
+and dtypes detect an intact state of another experiment.
 """
 
 from __future__ import annotations

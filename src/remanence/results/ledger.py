@@ -68,7 +68,7 @@ EXAMPLE = np.dtype(
     ]
 )
 
-HEARD, SIMILARITY = 0, 1  # kinds of a record about peers
+PEER_COUNTS, SIMILARITY = 0, 1  # kinds of a record about peers
 PEERS_AT_MOST = 200  # clients; with more, no tables over pairs of them are written
 
 

@@ -1,7 +1,7 @@
 """Reads the files of a run folder, which may come from another person, and checks them before
-anything is computed: a file that is not as we write it is refused with one sentence.
+anything is computed: a file in another format is refused with an error of one sentence.
 
-A last line or record that a crash has cut short is no damage, and is left out.
+An incomplete last line or record, as a crash leaves it, is no error, and is left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remanence.results.columns import NUMBERS
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
 LARGEST_NUMBER = 1e300
 MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000  # measures allocate tables for them
-# of a run in a comparison: it cannot lead out of the comparison's folder
+# of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
 
@@ -204,9 +204,9 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
 
 def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
     """Refuse a damaged plan of a comparison, and one that names a folder elsewhere."""
-    cells, specs = plan.get("cells"), plan.get("specs")
-    if not isinstance(cells, list) or not (specs is None or isinstance(specs, dict)):
-        raise corrupt_file(path, "it does not list cells and specs")
+    cells, experiments = plan.get("cells"), plan.get("experiments")
+    if not isinstance(cells, list) or not (experiments is None or isinstance(experiments, dict)):
+        raise corrupt_file(path, "it does not list cells and experiments")
     for cell in cells:
         words = (
             [cell.get(name) for name in ("name", "method")] if isinstance(cell, dict) else [None]
@@ -219,8 +219,8 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
             raise corrupt_file(path, f"the cell {cell!r:.60} has no name, method or seed")
         if not FOLDER_NAME.fullmatch(str(words[0])):
             raise corrupt_file(path, f"the cell {words[0]!r:.60} is not the name of a folder")
-        if specs is not None and not isinstance(specs.get(words[0]), dict):
-            raise corrupt_file(path, f"the cell {words[0]!r:.60} has no spec")
+        if experiments is not None and not isinstance(experiments.get(words[0]), dict):
+            raise corrupt_file(path, f"the cell {words[0]!r:.60} has no experiment")
     engine, texts = plan.get("engine", {}), ("name", "reason", "execution")
     if not isinstance(engine, dict) or not all(
         isinstance(value, str) if name in texts else _is_whole(value)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from remanence.results.ledger import Ledger
 
-SPEC, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARISON, RUNS = (
+EXPERIMENT, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARISON, RUNS = (
     "experiment.toml",
     "metrics.jsonl",
     "ledger.bin",
@@ -56,7 +56,7 @@ class Run:
 
     @cached_property
     def _file(self) -> dict[str, Any]:
-        return read_toml(self.folder / SPEC)
+        return read_toml(self.folder / EXPERIMENT)
 
     @cached_property
     def config(self) -> Experiment:
@@ -70,7 +70,7 @@ class Run:
         """Versions, choices and the data: class names, label counts of the clients, number of
         parameters.
         """
-        path, metadata = self.folder / SPEC, self._file.get(METADATA, {})
+        path, metadata = self.folder / EXPERIMENT, self._file.get(METADATA, {})
         if not isinstance(metadata, dict):
             raise corrupt_file(path, f"{METADATA} is not a table")
         check_metadata(path, metadata)
@@ -233,7 +233,7 @@ class Run:
     def _required(self, name: str) -> Any:
         """An entry of the metadata without which records cannot be read."""
         if name not in self.metadata:
-            raise corrupt_file(self.folder / SPEC, f"it has no {METADATA}.{name}")
+            raise corrupt_file(self.folder / EXPERIMENT, f"it has no {METADATA}.{name}")
         return self.metadata[name]
 
     @property
@@ -282,16 +282,19 @@ class Comparison:
         return [
             Run(self.folder / RUNS / cell["name"])
             for cell in self.plan["cells"]
-            if (self.folder / RUNS / cell["name"] / SPEC).exists()
+            if (self.folder / RUNS / cell["name"] / EXPERIMENT).exists()
         ]
 
     @property
     def networks(self) -> list[str]:
         """The networks that the runs' settings name."""
-        if "specs" not in self.plan:
+        if "experiments" not in self.plan:
             raise corrupt_file(self.folder / COMPARISON, "it does not describe its runs")
         return sorted(
-            {str(self.plan["specs"][cell["name"]].get("model", "")) for cell in self.plan["cells"]}
+            {
+                str(self.plan["experiments"][cell["name"]].get("model", ""))
+                for cell in self.plan["cells"]
+            }
         )
 
     @cached_property
@@ -305,10 +308,10 @@ def load(folder: str | Path) -> Run | Comparison:
     folder = Path(folder)
     if (folder / COMPARISON).is_file():
         return Comparison(folder)
-    if (folder / SPEC).is_file():
+    if (folder / EXPERIMENT).is_file():
         return Run(folder)
     if not folder.exists():
         raise InputError(f"no folder at {folder}: check the name")
     raise InputError(
-        f"{folder} is neither a run nor a comparison: it has no {SPEC} and no {COMPARISON}"
+        f"{folder} is neither a run nor a comparison: it has no {EXPERIMENT} and no {COMPARISON}"
     )

@@ -12,10 +12,13 @@ Read `loop.py` first, which starts, resumes and trains a run, then read the roun
                early_stopping     without a server: a client stops when its model gets no better
     evaluate   evaluator          counts of global, local and personal models (personalization)
                peer_evaluator     counts of the clients' models
+               attack_success     how often attacks succeed
+               records            what an evaluation returns and the writer stores
     write      writer             metrics.jsonl, the ledger and the other files of the run folder
 
 `setup.py` chooses the kind of round and makes the state before the first one, `engine_choice.py`
-the engine. The default aggregation is in `training/server_step.py` and `aggregators/mean.py`; the
+chooses the engine. `privacy_budget.py` computes the guarantees of a run, `time_limit.py` limits its
+time. The default aggregation is in `training/server_step.py` and `aggregators/mean.py`; the
 columns of metrics.jsonl are listed in `results/columns.py`. May import results, experiment, engines
 and everything below.
 """

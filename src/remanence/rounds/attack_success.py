@@ -1,5 +1,5 @@
-"""How often an attack succeeds: models on test examples made for it, such as images with a
-backdoor's trigger, which accuracy does not show.
+"""The success of attacks: models are evaluated on test examples made for the attack, such as images
+with a backdoor's trigger. The accuracy does not show it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Clustered federated learning: several global models, and which of them each client uses. Clients
-are reassigned at the beginning of every time step.
+"""Clustered federated learning: several global models, each used by some of the clients. Clients
+are reassigned to models at the beginning of every time step.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ def reassign_clients(
     """Evaluate every global model on every client's new training examples; the method decides
     which one each client uses, and how the models are merged or copied.
     """
-    owner = task.method.part_filling("model_assignment")
-    assert owner is not None
-    assert owner.model_assignment is not None
+    part = task.method.part_filling("model_assignment")
+    assert part is not None
+    assert part.model_assignment is not None
     models = state.models
     clients, count = task.info.num_clients, len(state.global_models)
     which, owners = np.tile(np.arange(count), clients), np.repeat(np.arange(clients), count)
     scores = engine.score_pairs(models, which, owners, "train", time_step)
     values = scores.mean_loss().numpy()
-    if owner.model_assignment.measure == "accuracy":
+    if part.model_assignment.measure == "accuracy":
         confusion = scores.confusion.numpy()
         values = 1 - np.trace(confusion, axis1=1, axis2=2) / confusion.sum(axis=(1, 2))
     values = np.where(np.isfinite(values), values, np.inf).reshape(clients, count)
     sizes = task.population.at(time_step).train.sizes
-    hyper = task.hparam_tensors().get(owner.name, {})
-    decision = owner.model_assignment.decide(
+    hyper = task.hparam_tensors().get(part.name, {})
+    decision = part.model_assignment.decide(
         values,
         state.models_used_by(np.arange(clients)),
         sizes,
-        state.assignment_state[owner.name],
+        state.assignment_state[part.name],
         hyper,
     )
     servers = [merge_models(state.global_models, shares) for shares in decision.mixing_matrix]
@@ -50,7 +50,7 @@ def reassign_clients(
         server=servers[0],
         extra_servers=tuple(servers[1:]),
         model_of_client=torch.from_numpy(decision.model_of_client.astype(np.int64)),
-        assignment_state={owner.name: decision.state},
+        assignment_state={part.name: decision.state},
     )
 
 

@@ -1,8 +1,9 @@
 """A round without a server: every client has a model of its own, averages it with those of some
 peers and trains the result.
 
-All K clients take the round at once, and use each other's models as they were at the end of the
-round before. No client uses a model that is not finite, or one that has no loss on its examples.
+The clients that are sampled, online and not stopped early take part, all at once: they use the
+models of their peers as these were at the end of the previous round. No client uses a model that is
+not finite, or one that has no valid loss on its examples.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class DecentralizedRound:
         trained = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
         evaluation = self.evaluator.after_round(state, client_models, moments, trained)
         line = self.writer.write_evaluation(evaluation, metrics)
-        if self.evaluator.should_evaluate(state.round):  # counted anew from here
+        if self.evaluator.should_evaluate(state.round):  # then the counts start again from 0
             counts = torch.zeros_like(client_models.peer_counts)
             state = replace(state, client_models=replace(client_models, peer_counts=counts))
         return replace(state, file_lengths=self.writer.commit()), line
@@ -150,7 +151,7 @@ class DecentralizedRound:
 
 def init_client_models(task: TrainingTask) -> ClientModels:
     """All clients before the first round, with the same model."""
-    owner, peers = peer_selection(task)
+    part, peers = peer_selection(task)
     count, device = task.info.num_clients, task.info.device
     models = ModelState(
         *(pytree.clone(pytree.broadcast(tree, count)) for tree in task.model.initial)
@@ -161,7 +162,7 @@ def init_client_models(task: TrainingTask) -> ClientModels:
         best_loss=torch.full((count,), torch.inf, dtype=torch.float64),
         rounds_since_best=torch.zeros(count, dtype=torch.int64),
         early_stopped=torch.zeros(count, dtype=torch.bool),
-        peers=pytree.to({owner.name: peers.init(task.info)}, device),
+        peers=pytree.to({part.name: peers.init(task.info)}, device),
         peer_counts=torch.zeros(count, count, dtype=torch.int64),
     )
 
@@ -189,7 +190,7 @@ def make_peer_work(
     task, time_step = experiment.task, experiment.config.time_step(max(round, 1))
     stats = experiment.client_stats(clients, time_step)
     start = models
-    # where all train, the stack itself: an engine need not send again what it has sent before
+    # where all train, pass the same stack: an engine recognizes it and does not send it again
     if len(clients) < task.info.num_clients:
         start = models.select(torch.from_numpy(clients).to(task.info.device))
     return ClientWork(

@@ -37,7 +37,7 @@ def update_early_stopping(
     scores = engine.score_pairs(client_models.models, clients, clients, "valid", time_step)
     index = torch.from_numpy(clients)
     loss = scores.mean_loss()
-    # a loss that is NaN for another reason is not better than any
+    # a NaN loss counts as better only where the client has no validation examples
     without_examples = scores.confusion.sum(dim=(1, 2)) == 0
     better = (loss < client_models.best_loss[index]) | without_examples
     improved = index[better]

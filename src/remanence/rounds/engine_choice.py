@@ -16,7 +16,7 @@ from remanence.engines.processes import count_cores
 from remanence.engines.table import ENGINES, EngineOptions
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.readers import read_toml
-from remanence.results.run import METADATA, SPEC, Run
+from remanence.results.run import EXPERIMENT, METADATA, Run
 from remanence.rounds.federated import make_work
 from remanence.rounds.setup import first_state
 
@@ -73,9 +73,9 @@ def engine_options(config: Experiment) -> EngineOptions:
 
 def record_degraded(reason: str, folder: Path, progress: Progress) -> None:
     """Log why an engine runs more slowly than requested, and store it with the run."""
-    metadata = read_toml(folder / SPEC)[METADATA]
+    metadata = read_toml(folder / EXPERIMENT)[METADATA]
     if reason not in metadata["engine"]:
         progress.log(f"slower than asked for: {reason}")
         metadata = metadata | {"engine": f"{metadata['engine']}; {reason}"}
         text = write_toml(Run(folder).config, {METADATA: metadata})
-        write_atomically(folder / SPEC, text.encode())
+        write_atomically(folder / EXPERIMENT, text.encode())

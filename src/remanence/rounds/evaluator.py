@@ -1,5 +1,5 @@
-"""Evaluates the models of a round with a server: asks the engine and returns counts. What is
-evaluated depends on the settings `record.*`; `writer.py` stores it.
+"""Evaluates the models of a round with a server, and returns their counts. The settings `record.*`
+choose what is evaluated; `writer.py` stores it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ NOT_EVALUATED = dict.fromkeys(("accuracy", "per_class", "loss", "macro_f1"))
 
 
 class Evaluator:
-    """What both kinds of rounds share: when they are evaluated, on what, and attacks' success."""
+    """What both kinds of rounds share: when and on which splits models are evaluated, and the
+    success of attacks.
+    """
 
     def __init__(self, experiment: BuiltExperiment, engine: Engine):
         self.experiment, self.engine, self.config = experiment, engine, experiment.config
@@ -96,7 +98,7 @@ class ServerEvaluator(Evaluator):
         round, records = state.round + 1, list[Record]()
         if not (self.config.record.local and self.should_evaluate(round)):
             return records
-        # the same models; what differs is the number of clients in each concept
+        # the models are the same, but the number of clients in each concept has changed
         if time_step != state.time_step:
             self._score(state.global_models, state, state.time_step)
             records += self._global_counts("before_drift", round, state.time_step)

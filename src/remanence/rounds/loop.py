@@ -30,7 +30,7 @@ from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.metadata import check_same_data
 from remanence.experiment.torch_setup import set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
-from remanence.results.run import CHECKPOINTS, COMPARISON, METADATA, SPEC, Run
+from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, METADATA, Run
 from remanence.rounds.engine_choice import make_run_engine, record_degraded, resolve_engine
 from remanence.rounds.privacy_budget import (
     describe_guarantees,
@@ -81,7 +81,7 @@ def start_run(
     given = [name for name, value in objects.items() if value is not None]
     experiment = replace(experiment, metadata=experiment.metadata | {"objects": given})
     experiment, _ = resolve_engine(experiment, progress, choice)
-    create_output_dir(out, overwrite, (SPEC, COMPARISON))
+    create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     with translate_disk_errors(out, resumable=True), lock(out):
         _write_experiment(out, experiment, experiment.metadata | privacy_metadata(experiment))
         return train(experiment, out, progress, time_limit or TimeLimit(None), title, engine_for)
@@ -105,7 +105,7 @@ def resume_run(
     Args:
         folder: The run folder.
         rounds: Extend the run to this number of rounds.
-        progress: As in `start_run`, and so are the others. Objects that the run was started with
+        progress: As in `start_run`, like the arguments below. Objects that the run was started with
             must be given again.
         time_limit: When to stop and save.
         title: Of the progress.
@@ -153,15 +153,14 @@ def _extend(run: Run, rounds: int) -> Experiment:
         )
     if rounds < config.rounds:
         raise InputError(
-            f"{run.folder} was meant to have {config.rounds} rounds: --rounds {rounds} cannot"
-            " take any back"
+            f"{run.folder} has {config.rounds} rounds: --rounds {rounds} must not be smaller"
         )
     return config.model_copy(update={"rounds": rounds})
 
 
 def _write_experiment(folder: Path, experiment: BuiltExperiment, metadata: dict[str, Any]) -> None:
     text = write_toml(experiment.config, {METADATA: metadata})
-    write_atomically(folder / SPEC, text.encode())
+    write_atomically(folder / EXPERIMENT, text.encode())
 
 
 def privacy_metadata(experiment: BuiltExperiment) -> dict[str, Any]:
@@ -225,8 +224,8 @@ class TrainingLoop:
         """Run rounds until the last one, the time limit or an interrupt."""
         self._log_privacy_budget()
         try:
-            # the first state too: a model given as an object need not be the same when the run is
-            # resumed
+            # save the first state, too: a model that is given as an object may have other weights
+            # when the run is resumed
             self.save()
             with sigterm_as_interrupt():
                 self._run_rounds(time_limit)
@@ -237,7 +236,8 @@ class TrainingLoop:
                 f" go on with remanence resume {self.folder}",
                 exit_code_of(stop),
             ) from None
-        # engines retry in smaller pieces; what they are given is not split
+        # engines retry with smaller stacks and batches; if memory still does not suffice, the run
+        # ends
         except Exception as error:
             if not is_out_of_memory(error):
                 raise

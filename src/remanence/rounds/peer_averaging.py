@@ -26,7 +26,7 @@ class SelectedPeers(NamedTuple):
     """The peers that each client averages with."""
 
     averages: tuple[PeerAverage, ...]  # one after the other
-    state: Tree  # by part: what clients remember of their peers
+    state: Tree  # by part: the state of the peer selection
     rejections: list[Rejection]  # of clients whose models no peer may use
 
 
@@ -39,19 +39,19 @@ def select_peers(
     active: np.ndarray,
     key: Key,
 ) -> SelectedPeers:
-    """Score the candidates that the method names, and let it select from them.
+    """Score the candidates that the method returns, and have the method select from them.
 
     Args:
         experiment: Names the method and which clients reach each other.
         engine: Scores candidates on the training examples of the client that considers them.
         client_models: At the beginning of the round.
         round: From 1.
-        online: [K] bool, clients that can be asked.
-        active: [K] bool, clients that ask.
+        online: [K] bool, clients whose models can be used.
+        active: [K] bool, clients that take part.
         key: The round's.
     """
     task, time_step = experiment.task, experiment.config.time_step(round)
-    owner, peers = peer_selection(task)
+    part, peers = peer_selection(task)
     nonfinite, rejections = gate.find_nonfinite(client_models.models)
     assert experiment.topology is not None  # there is no server
     adjacency = (
@@ -67,27 +67,27 @@ def select_peers(
         key=key.fold_in("peers"),
         info=task.info,
     )
-    candidates = BoundHook(owner, peers.candidates)(ctx)
+    candidates = BoundHook(part, peers.candidates)(ctx)
     losses = experiment.adversary.tamper_probes(
         candidates, _score_candidates(engine, client_models.models, candidates, time_step)
     )
-    losses, bad, misfits = gate.validate_probe_losses(
+    losses, bad, probe_rejections = gate.validate_probe_losses(
         candidates, losses, torch.from_numpy(population.train.sizes)
     )
-    averages, state = BoundHook(owner, peers.select)(candidates, losses, ctx)
+    averages, state = BoundHook(part, peers.select)(candidates, losses, ctx)
     return SelectedPeers(
         drop_rejected_peers(averages, candidates, bad),
-        {owner.name: state} if state else {},
-        rejections + misfits,
+        {part.name: state} if state else {},
+        rejections + probe_rejections,
     )
 
 
 def peer_selection(task: TrainingTask) -> tuple[Part, PeerSelection]:
     """The part of the method that selects peers, and its rules."""
-    owner = task.method.part_filling("peers")
-    assert owner is not None
-    assert owner.peers is not None
-    return owner, owner.peers
+    part = task.method.part_filling("peers")
+    assert part is not None
+    assert part.peers is not None
+    return part, part.peers
 
 
 def drop_rejected_peers(

@@ -1,4 +1,4 @@
-"""Evaluates the clients' models of a round without a server: asks the engine and returns counts."""
+"""Evaluates the clients' models of a round without a server, and returns their counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from remanence.core.types import ModelState
-from remanence.results.ledger import HEARD, SIMILARITY
+from remanence.results.ledger import PEER_COUNTS, SIMILARITY
 from remanence.results.summary import summarize
 from remanence.rounds.evaluator import NOT_EVALUATED, Evaluator
 from remanence.rounds.records import Evaluation, ModelCounts, PeerTable, Record
@@ -57,8 +57,8 @@ class PeerEvaluator(Evaluator):
         return Evaluation(records + best, rows)
 
     def same_cluster_share(self, time_step: int, peer_counts: Tensor) -> float | None:
-        """The share of models that came from clients of the receiver's own cluster; None where
-        no client used any.
+        """The share of used peers that are in the client's own cluster; None where no client used
+        any.
 
         Args:
             time_step: Of the round.
@@ -132,9 +132,9 @@ class PeerEvaluator(Evaluator):
         return records
 
     def _peer_tables(self, client_models: ClientModels, columns: dict[str, Any]) -> list[PeerTable]:
-        tables = [PeerTable(HEARD, client_models.peer_counts.numpy(), columns)]
-        owner = self.experiment.task.method.part_filling("peers")
-        if owner is not None and owner.peers is not None and owner.peers.similarity:
-            similarity = client_models.peers[owner.name][owner.peers.similarity]
+        tables = [PeerTable(PEER_COUNTS, client_models.peer_counts.numpy(), columns)]
+        part = self.experiment.task.method.part_filling("peers")
+        if part is not None and part.peers is not None and part.peers.similarity:
+            similarity = client_models.peers[part.name][part.peers.similarity]
             tables.append(PeerTable(SIMILARITY, similarity.cpu().numpy(), columns))
         return tables

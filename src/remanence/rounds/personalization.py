@@ -35,14 +35,14 @@ def has_personal_models(task: TrainingTask) -> bool:
 def finetune_task(task: TrainingTask) -> TrainingTask | None:
     """Fine-tuning as a task for an engine; None where nothing is fine-tuned.
 
-    It is plain training: of the method only the loss, the optimizer and the phase itself are left.
-    Corrections, regularizers, distillation and frozen parameters serve the aggregation, and nothing
-    is aggregated here; the phase's `trainable` alone decides what is trained.
+    Only the loss, the optimizer and the phase of the method are used. Its corrections,
+    regularizers, distillation and frozen parameters serve the aggregation, and personal models are
+    not aggregated. The `trainable` of the phase alone selects the trained parameters.
     """
-    owner = task.method.part_filling("personalize")
-    if owner is None or owner.personalize is None:
+    part = task.method.part_filling("personalize")
+    if part is None or part.personalize is None:
         return None
-    phases = (owner.personalize,)
+    phases = (part.personalize,)
 
     def reduced(p: Part) -> Part:
         return Part(
@@ -50,7 +50,7 @@ def finetune_task(task: TrainingTask) -> TrainingTask | None:
             hyper=p.hyper,
             loss=p.loss,
             optimizer=p.optimizer,
-            phases=(lambda _: phases) if p is owner else None,
+            phases=(lambda _: phases) if p is part else None,
         )
 
     method = ComposedMethod(Method(tuple(reduced(p) for p in task.method.parts)))

@@ -56,10 +56,10 @@ def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
 def client_guarantee(
     method: ComposedMethod, cohort: int, clients: int, sampling: str = "fixed"
 ) -> ClientGuarantee | None:
-    """What a method guarantees any one client.
+    """The guarantee of a method for each single client.
 
-    Cohorts are drawn among those who answer: where a client may not answer, nothing is assumed
-    about who is asked (sampling "any").
+    Cohorts are sampled from the clients that are available. Where a client may be offline, late or
+    remote, nothing is assumed about the sampling ("any").
 
     Args:
         method: Its mechanisms of unit `client` count.
@@ -81,7 +81,7 @@ def client_guarantee(
 
 
 def example_guarantee(task: TrainingTask, rounds_per_step: int) -> ExampleGuarantee | None:
-    """What a method guarantees any one example; None where it guarantees nothing.
+    """The guarantee of a method for each single example; None where there is none.
 
     Noise on the model covers all that is sent, and the noise on everything else adds to its
     account. Without it the label counts alone can be covered.
@@ -138,7 +138,7 @@ def count_passes(task: TrainingTask) -> int:
     as the client with the fewest examples begins again.
     """
     sizes = np.unique(
-        np.concatenate([holdings.train.sizes for holdings in task.population.time_steps])
+        np.concatenate([client_data.train.sizes for client_data in task.population.time_steps])
     )
     passes = 0
     for phase in task.phases:

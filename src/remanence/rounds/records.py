@@ -28,7 +28,7 @@ class ExampleRecords(NamedTuple):
 class PeerTable(NamedTuple):
     """A number for each pair of clients."""
 
-    kind: int  # HEARD or SIMILARITY
+    kind: int  # PEER_COUNTS or SIMILARITY
     values: np.ndarray  # [K, K]
     columns: dict[str, Any]  # round, time_step
 

@@ -19,7 +19,7 @@ from remanence.training.reply_schema import ReplySchema
 def train_clients(
     experiment: BuiltExperiment, engine: Engine, work: ClientWork
 ) -> tuple[Reply | None, list[Rejection]]:
-    """Train the clients of a round, let attackers tamper, and reject bad replies.
+    """Train the clients of a round, apply attacks to their replies, and reject invalid ones.
 
     Returns:
         The valid replies, in the order of clients, or None; and the clients whose replies were

@@ -44,7 +44,7 @@ def make_round(
         experiment: Of the run.
         engine: Trains and evaluates.
         folder: Of the run.
-        file_lengths: Of its append-only files; everything beyond is cut off.
+        file_lengths: Of its append-only files at the last checkpoint; everything beyond is cut off.
     """
     writer = RunWriter(folder, experiment, file_lengths or {})
     if experiment.is_decentralized:
@@ -58,11 +58,11 @@ def first_state(experiment: BuiltExperiment) -> RunState:
     state = RunState(round=0, time_step=0, server=server_step.init_server(task), client_states={})
     if experiment.is_decentralized:
         state = replace(state, client_models=init_client_models(task))
-    owner = task.method.part_filling("model_assignment")
-    if owner is None or owner.model_assignment is None:
+    part = task.method.part_filling("model_assignment")
+    if part is None or part.model_assignment is None:
         return state
     return replace(
         state,
         model_of_client=torch.zeros(task.info.num_clients, dtype=torch.int64),
-        assignment_state={owner.name: owner.model_assignment.init(task.info)},
+        assignment_state={part.name: part.model_assignment.init(task.info)},
     )

@@ -1,4 +1,4 @@
-"""Late replies: deadlines, over-selection, and what becomes of replies that miss them.
+"""Late replies: deadlines, over-selection, and the use of replies that miss them.
 
 Time is simulated, so that the same clients are late on every machine.
 """
@@ -22,8 +22,8 @@ from remanence.training.state import RunState, StaleReply
 class StragglerSplit(NamedTuple):
     """The replies of a round, split by when they arrive."""
 
-    replies: Reply | None  # that the server uses: on time, or stale ones of earlier rounds
-    stale: tuple[StaleReply, ...]  # that arrive in later rounds
+    replies: Reply | None  # the replies that the server uses now: on time, or stale ones
+    stale: tuple[StaleReply, ...]  # the replies that arrive in later rounds
     metrics: dict[str, Any]
 
 
@@ -153,9 +153,10 @@ def staleness_weight(age: int, a: float) -> float:
 
 
 def rebase_stale(late: Reply, base: ModelState, now: ModelState, round: int, a: float) -> Reply:
-    """Stale replies as replies of this round: the same update from today's model, with less weight.
+    """Stale replies as replies of this round: the same update, applied to the current model, with
+    less weight.
 
-    Used as models, they would pull the global model back to where they began.
+    Averaged as they are, they would return the global model towards `base`.
 
     Args:
         late: Replies whose training began from `base`.

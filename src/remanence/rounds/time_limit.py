@@ -21,7 +21,7 @@ class TimeLimit:
         return elapsed + elapsed / self.rounds > self.seconds
 
     def copy(self) -> TimeLimit:
-        """The same end for one of several runs at once, each of which counts its own rounds."""
+        """A copy for one of several runs that train at once, each of which counts its rounds."""
         return TimeLimit(
             None if self.seconds is None else self.begin + self.seconds - time.monotonic()
         )

@@ -37,7 +37,7 @@ class RunWriter:
     Args:
         folder: Of the run.
         experiment: Its settings name what is recorded.
-        file_lengths: By file: what the state belongs to; everything beyond is cut off.
+        file_lengths: By file: its length at the last checkpoint; everything beyond is cut off.
     """
 
     def __init__(self, folder: Path, experiment: BuiltExperiment, file_lengths: Mapping[str, int]):
@@ -82,7 +82,7 @@ class RunWriter:
         return {name: file.tell() for name, file in self.files.items()}
 
     def sync(self) -> None:
-        """Flush to the disk, before a checkpoint covers it."""
+        """Flush to the disk, before a checkpoint records the lengths."""
         for file in self.files.values():
             flush(file)
 

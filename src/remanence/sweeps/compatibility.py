@@ -1,5 +1,5 @@
-"""Can the clients of two runs train in one stack? They can where one function computes the steps of
-both: where the runs differ only in data, seeds and numbers.
+"""Can the clients of two runs train in one stack? They can if the same function computes the steps
+of both: if the runs differ only in data, seeds and numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from remanence.training.task import TrainingTask
 
 
 def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
-    """Do the clients of both runs compute the same function of other data and numbers?"""
+    """Do the clients of both runs compute the same function, of different data and numbers?"""
     a, b = one.task, other.task
     if any(
         p.centralized for p in a.method.parts
@@ -39,9 +39,9 @@ def can_batch(one: BuiltExperiment, other: BuiltExperiment) -> bool:
     )
 
 
-def static_settings(spec: Experiment, task: TrainingTask) -> dict[str, Any]:
+def static_settings(config: Experiment, task: TrainingTask) -> dict[str, Any]:
     """Settings that must not differ; of a number, only whether it is 0, which switches it off."""
-    call, local = optimizer_call(spec), spec.local
+    call, local = optimizer_call(config), config.local
     return {
         "parts": [
             (p.name, _without_numbers(p.arguments, p.hyper), sorted(p.hyper))
@@ -53,8 +53,8 @@ def static_settings(spec: Experiment, task: TrainingTask) -> dict[str, Any]:
             _without_numbers(task.optimizer.hparams, task.optimizer.hparams),
         ),
         "local": (local.epochs, local.steps, local.batch_size, local.drop_last, local.buffers),
-        "model": spec.model,
-        "precision": (spec.precision, spec.device, spec.deterministic),
+        "model": config.model,
+        "precision": (config.precision, config.device, config.deterministic),
     }
 
 
@@ -62,14 +62,14 @@ def _without_numbers(arguments: Mapping[str, Any], numbers: Mapping[str, float])
     return {name: value == 0 if name in numbers else value for name, value in arguments.items()}
 
 
-def batch_key(spec: Experiment) -> str:
+def batch_key(config: Experiment) -> str:
     """Equal where two runs could share a stack, by their settings alone."""
-    settings = spec.model_dump(
+    settings = config.model_dump(
         mode="json",
         exclude={"seed": True, "data": {"partition"}, "local": {"lr", "schedule", "optimizer"}},
     )
-    settings["method"] = [call.name for call in expressions.parse_parts(spec.method)]
-    settings["local"]["optimizer"] = optimizer_call(spec).name
+    settings["method"] = [call.name for call in expressions.parse_parts(config.method)]
+    settings["local"]["optimizer"] = optimizer_call(config).name
     return json.dumps(settings, sort_keys=True)
 
 
@@ -98,7 +98,7 @@ def _same_batches(one: TrainingTask, other: TrainingTask) -> bool:
     if not one.model.depends_on_batch:
         return True
     sizes = [
-        [np.unique(holdings.train.sizes).tolist() for holdings in task.population.time_steps]
+        [np.unique(client_data.train.sizes).tolist() for client_data in task.population.time_steps]
         for task in (one, other)
     ]
     return sizes[0] == sizes[1]

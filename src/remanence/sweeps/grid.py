@@ -25,7 +25,7 @@ from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
 from remanence.results.readers import corrupt_file
-from remanence.results.run import COMPARISON, RUNS, SPEC, Comparison, Run
+from remanence.results.run import COMPARISON, EXPERIMENT, RUNS, Comparison, Run
 from remanence.rounds.engine_choice import resolve_engine
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.scheduler import QueuedRun, run_all
@@ -41,7 +41,7 @@ class GridPoint:
     method: str
     setting: str  # the grid's values as text; empty without a grid
     seed: int
-    spec: Experiment
+    config: Experiment
 
 
 def plan_grid(
@@ -66,7 +66,7 @@ def plan_grid(
         raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
     repeated = [method for method in methods if methods.count(method) > 1]
     if repeated:
-        raise InputError(f"method {repeated[0]!r} stands twice in the comparison: write it once")
+        raise InputError(f"method {repeated[0]!r} is given twice: write it once")
     settings = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]
@@ -79,12 +79,16 @@ def plan_grid(
     for method, setting in itertools.product(methods, settings):
         text = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
         for seed in seeds:
-            spec = parse_experiment(base, {**changes, **setting, "method": method, "seed": seed})
-            cells.append(GridPoint(_slug(f"{method} {text} seed{seed}"), method, text, seed, spec))
-        check_names(cells[-1].spec)
+            config = parse_experiment(base, {**changes, **setting, "method": method, "seed": seed})
+            cells.append(
+                GridPoint(_slug(f"{method} {text} seed{seed}"), method, text, seed, config)
+            )
+        check_names(cells[-1].config)
     names = Counter(cell.name for cell in cells)
     return [
-        c if names[c.name] == 1 else GridPoint(f"{c.name}-{i}", c.method, c.setting, c.seed, c.spec)
+        c
+        if names[c.name] == 1
+        else GridPoint(f"{c.name}-{i}", c.method, c.setting, c.seed, c.config)
         for i, c in enumerate(cells)
     ]
 
@@ -103,10 +107,10 @@ def start_comparison(
     source: ArrayDataset | None = None,
 ) -> Comparison:
     """Check everything, create the folder, and run every grid point."""
-    if select == "validation" and cells[0].spec.data.validation == 0:
+    if select == "validation" and cells[0].config.data.validation == 0:
         raise InputError("--select validation needs validation data: set data.validation above 0")
     # one engine for all runs, so that only the method differs between them
-    _, choice = resolve_engine(build(cells[0].spec, module=module, source=source), progress)
+    _, choice = resolve_engine(build(cells[0].config, module=module, source=source), progress)
     plan = {
         "select": select,
         "engine": choice._asdict(),
@@ -115,9 +119,9 @@ def start_comparison(
             {"name": c.name, "method": c.method, "setting": c.setting, "seed": c.seed}
             for c in cells
         ],
-        "specs": {c.name: c.spec.model_dump(mode="json", exclude_none=True) for c in cells},
+        "experiments": {c.name: c.config.model_dump(mode="json", exclude_none=True) for c in cells},
     }
-    create_output_dir(out, overwrite, (SPEC, COMPARISON))
+    create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     with translate_disk_errors(out, resumable=True), lock(out):
         write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
         _run_grid(cells, out, choice, progress, time_limit, batch_runs, module, source)
@@ -135,7 +139,7 @@ def resume_comparison(
 ) -> Comparison:
     """Resume the runs that are unfinished and start those that are missing."""
     plan = Comparison(folder).plan
-    if "specs" not in plan:
+    if "experiments" not in plan:
         raise corrupt_file(folder / COMPARISON, "it does not describe its runs")
     cells = [
         GridPoint(
@@ -143,7 +147,7 @@ def resume_comparison(
             c["method"],
             c.get("setting", ""),
             c["seed"],
-            parse_experiment(plan["specs"][c["name"]]),
+            parse_experiment(plan["experiments"][c["name"]]),
         )
         for c in plan["cells"]
     ]
@@ -188,12 +192,12 @@ def _run_grid(
     runs = []
     for number, cell in enumerate(cells, 1):
         folder = out / RUNS / cell.name
-        if not (folder / SPEC).exists() or not Run(folder).finished:
+        if not (folder / EXPERIMENT).exists() or not Run(folder).finished:
             title = (
                 f"[{number}/{len(cells)}]"
                 f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
             )
-            runs.append(QueuedRun(folder, cell.spec, title))
+            runs.append(QueuedRun(folder, cell.config, title))
     go_on_with = f"remanence resume {out}"
     run_all(
         runs,

@@ -1,8 +1,8 @@
 """Several runs that train in one stack: seeds and numeric hyper-parameters of one method.
 
-Every run has a thread of its own, and an `EngineProxy` for an engine. Where it needs the engine, it
-waits. When all runs wait, requests that fit together are computed as one, the others in turn, and
-all runs continue. A run gives the same results as it would alone.
+Every run has its own thread, with an `EngineProxy` in place of an engine. A request to the proxy
+waits until every run has made one. Requests that can be joined are then computed as one, the others
+one after the other, and all runs continue. The results of a run are those that it has alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RunBatcher:
             while self.running:
                 try:
                     self._serve()
-                # every run gets it where it waits, saves and ends
+                # `request` raises it in every run, which saves its state and ends
                 except KeyboardInterrupt as stop:
                     with self.change:
                         self.stop = stop
@@ -74,7 +74,7 @@ class RunBatcher:
         with self.change:
             self.running -= 1
             if failed and not isinstance(results[index], Stopped) and self.stop is None:
-                # one has failed: the others save what they have
+                # one run has failed: the others save their states and end
                 self.stop = KeyboardInterrupt()
             self.change.notify_all()
 
@@ -115,7 +115,7 @@ class RunBatcher:
         for proxies in group_requests(waiting):
             try:
                 answers = compute(proxies)
-            except Exception as error:  # each run gets it as if it were alone
+            except Exception as error:  # `request` raises it in each of these runs
                 answers = [error] * len(proxies)
             for proxy, answer in zip(proxies, answers, strict=True):
                 proxy.answer = answer

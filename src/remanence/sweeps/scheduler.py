@@ -21,7 +21,7 @@ from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import DEFAULT_CLIENTS
 from remanence.experiment.task_checks import sample_size
-from remanence.results.run import SPEC, Run
+from remanence.results.run import EXPERIMENT, Run
 from remanence.rounds.engine_choice import make_run_engine, resolve_engine
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.time_limit import TimeLimit
@@ -36,14 +36,14 @@ class QueuedRun:
     """A run to start, or to resume where it was stopped."""
 
     folder: Path
-    spec: Experiment
+    config: Experiment
     title: str
     # runs of one task use one engine, so that only the method differs between them
     task: str = ""
 
     @property
     def started(self) -> bool:
-        return (self.folder / SPEC).exists()
+        return (self.folder / EXPERIMENT).exists()
 
 
 def run_all(
@@ -86,34 +86,38 @@ def run_all(
 
 def _choose(run: QueuedRun, progress: Progress, objects: dict[str, Any]) -> EngineChoice:
     if run.started:
-        spec, about = Run(run.folder).config, Run(run.folder).metadata
+        config, about = Run(run.folder).config, Run(run.folder).metadata
         return EngineChoice(
-            spec.engine, spec.threads, str(about.get("engine", "")), spec.execution, spec.stack_size
+            config.engine,
+            config.threads,
+            str(about.get("engine", "")),
+            config.execution,
+            config.stack_size,
         )
-    return resolve_engine(build(run.spec, **objects), progress)[1]
+    return resolve_engine(build(run.config, **objects), progress)[1]
 
 
 def _group_compatible(
     runs: Sequence[QueuedRun], choice: EngineChoice, batch_runs: int
 ) -> list[QueuedRun]:
     """The first run and those after it that could share its stack, by their settings alone."""
-    first, limit = runs[0], batch_runs or max_runs_per_stack(runs[0].spec)
+    first, limit = runs[0], batch_runs or max_runs_per_stack(runs[0].config)
     if choice.name != "vectorized" or limit == 1:
         return [first]
-    key = batch_key(first.spec)
+    key = batch_key(first.config)
     compatible = itertools.takewhile(
-        lambda run: run.task == first.task and batch_key(run.spec) == key, runs
+        lambda run: run.task == first.task and batch_key(run.config) == key, runs
     )
     return list(itertools.islice(compatible, min(limit, MAX_BATCHED_RUNS)))
 
 
-def max_runs_per_stack(spec: Experiment) -> int:
+def max_runs_per_stack(config: Experiment) -> int:
     """How many runs fill a stack."""
-    kind = "cuda" if spec.device != "cpu" and torch.cuda.is_available() else "cpu"
+    kind = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     return max(
         1,
-        (spec.stack_size or MAX_STACK[kind])
-        // sample_size(spec, spec.clients.count or DEFAULT_CLIENTS),
+        (config.stack_size or MAX_STACK[kind])
+        // sample_size(config, config.clients.count or DEFAULT_CLIENTS),
     )
 
 
@@ -121,7 +125,7 @@ def _run_one(run: QueuedRun, choice: EngineChoice, time_limit: TimeLimit, **give
     if run.started:
         return resume_run(run.folder, time_limit=time_limit, title=run.title, **given)
     return start_run(
-        run.spec,
+        run.config,
         run.folder,
         overwrite=True,
         choice=choice,
@@ -150,7 +154,7 @@ def _run_batched(
     # the rounds of a stack run together; the next runs check what is left of the time
     time_limit.rounds += max(1, *(limit.rounds for limit in limits))
     errors = [end for end in ends if isinstance(end, BaseException)]
-    # a failure comes before the runs that were stopped because of it
+    # raise a failure rather than the stop of the other runs that follows from it
     for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
         raise error
 

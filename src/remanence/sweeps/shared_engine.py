@@ -49,8 +49,8 @@ class ScorePairs(NamedTuple):
 class Callback(NamedTuple):
     """What a run's server computes with the engine.
 
-    It may compile or capture steps, which two threads must not do at once. It is one request,
-    whatever the server asks of the engine meanwhile, so that the runs stay in the same round.
+    It may compile or capture steps, which two threads must not do at once. The whole function is
+    one request, however often it calls the engine, so that the runs stay in the same round.
     """
 
     function: Callable[[Engine], Any]

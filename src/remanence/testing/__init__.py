@@ -1,7 +1,7 @@
-"""Checkers for authors: does the rest of the program carry my method, my engine, my model?
+"""Checkers for authors of methods, engines and models.
 
-Each checker runs it in float64 on a small built-in task and raises AssertionError with a sentence
-that names the problem and its cause. They are made for your own tests:
+Each checker runs your object in float64 on a small built-in task, and raises AssertionError with a
+sentence that names the problem and its cause. Use them in your own tests:
 
     from remanence.testing import check_method
 

@@ -36,7 +36,7 @@ from remanence.training.task import TrainingTask
 
 @preserve_process_state()
 def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
-    """Does this engine carry everything there and back, whatever the method?
+    """Check that an engine passes all inputs and results of clients, whatever the method.
 
     Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and
     give a client the same result whichever others are in the round.
@@ -52,9 +52,8 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
         drifting_experiment(all_slots_part(), 2),
     ):
         state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
-        work = make_work(
-            experiment, state, 2
-        )  # by now clients and server have something to remember
+        # after one round, the clients and the server have a state
+        work = make_work(experiment, state, 2)
         engine = make_engine(experiment.task)
         try:
             name = f"engine {engine.name}"
@@ -81,7 +80,7 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
 def _check_scores(
     engine: Engine, experiment: BuiltExperiment, models: ModelState, step: int
 ) -> None:
-    one, loop = models.select(slice(0, 1)), SequentialEngine(experiment.task)
+    one, sequential = models.select(slice(0, 1)), SequentialEngine(experiment.task)
     before = pytree.clone({"params": models.params, "buffers": models.buffers})
     splits: list[tuple[str, np.ndarray | None]] = [
         ("test", None),
@@ -93,18 +92,18 @@ def _check_scores(
         splits.append(("public", None))
     for split, owners in splits:
         for some in (one, models):
-            mine, wanted = (e.score(some, split, owners, step) for e in (engine, loop))
+            mine, wanted = (e.score(some, split, owners, step) for e in (engine, sequential))
             place, distance = max_rel_diff(mine._asdict(), wanted._asdict())
             assert distance <= TOLERANCE, (
                 f"engine {engine.name} and sequential score the split {split} differently: by"
                 f" {distance:.1e} at {place}"
             )
     for split in ("train", "valid", "test"):
-        _check_pairs(engine, loop, models, split, step)
+        _check_pairs(engine, sequential, models, split, step)
     if experiment.task.info.public_size:
         for some in (one, models):
             said, wanted_said = (
-                e.predict_logits(some, experiment.task.public) for e in (engine, loop)
+                e.predict_logits(some, experiment.task.public) for e in (engine, sequential)
             )
             distance = max_rel_diff({"": said}, {"": wanted_said})[1]
             assert distance <= TOLERANCE, (
@@ -118,23 +117,24 @@ def _check_scores(
 
 
 def _check_pairs(
-    engine: Engine, loop: SequentialEngine, models: ModelState, split: str, step: int
+    engine: Engine, sequential: SequentialEngine, models: ModelState, split: str, step: int
 ) -> None:
     """Models each on rows of its own: some twice, one not at all, one owner without rows on the
-    small task, and verdicts on every example.
+    small task, and results on every example.
     """
     which, owners = np.array([2, 0, 0, 3, 2]), np.array([5, 4, 0, 1, 0])
     if split == "test":
-        owners = owners % loop.task.population.num_concepts
-    for verdicts in (False, True):
+        owners = owners % sequential.task.population.num_concepts
+    for examples in (False, True):
         mine, wanted = (
-            e.score_pairs(models, which, owners, split, step, verdicts) for e in (engine, loop)
+            e.score_pairs(models, which, owners, split, step, examples)
+            for e in (engine, sequential)
         )
-        assert (mine.examples is not None) == verdicts, (
+        assert (mine.examples is not None) == examples, (
             f"engine {engine.name} gives example results exactly where they are asked for"
         )
         trees_of = [
-            {"confusion": s.confusion, "loss": s.loss, **_verdict_tree(s.examples)}
+            {"confusion": s.confusion, "loss": s.loss, **_results_tree(s.examples)}
             for s in (mine, wanted)
         ]
         place, distance = max_rel_diff(*trees_of)
@@ -146,9 +146,9 @@ def _check_pairs(
         )
 
 
-def _verdict_tree(verdicts: ExampleResults | None) -> pytree.Tree:
+def _results_tree(results: ExampleResults | None) -> pytree.Tree:
     return (
         {}
-        if verdicts is None
-        else {name: torch.from_numpy(column) for name, column in verdicts._asdict().items()}
+        if results is None
+        else {name: torch.from_numpy(column) for name, column in results._asdict().items()}
     )

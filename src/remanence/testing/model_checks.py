@@ -102,7 +102,7 @@ def _check_predictions(task: TrainingTask, name: str) -> None:
 
 
 def _check_all_used(task: TrainingTask, name: str) -> None:
-    """A weight that the loss does not reach would be averaged for nothing."""
+    """Every parameter must have a gradient: an unused one would be sent and averaged in vain."""
     start, x = task.model.initial, task.train.inputs(torch.arange(4))
     leaves = {place: value.clone().requires_grad_() for place, value in start.params.items()}
     out, _ = task.model.apply(leaves, start.buffers, x, Key(0).tensor())

@@ -71,8 +71,8 @@ def check_numbers(p: Part) -> None:
             reads = f"{p.name}: a function of the slot {slot} reads {argument} from its closure"
             assert argument in p.hyper, (
                 f"{reads}, and it is neither in hyper nor in static: put it into hyper and read"
-                f' ctx.hyper["{argument}"], or declare static=("{argument}",) where it decides'
-                " the shape of the program"
+                f' ctx.hyper["{argument}"], or declare static=("{argument}",) if it changes'
+                " which operations run"
             )
             assert slot in WITHOUT_CONTEXT, (
                 f'{reads}: read ctx.hyper["{argument}"], or all runs of a stack would share the'

@@ -1,5 +1,5 @@
-"""A small experiment to try things on, and the means to compare what comes out: what the
-checkers in `__init__.py` and our own tests are made of.
+"""Small experiments on a toy task, and functions that compare their results: used by the checkers
+of this package and by our own tests.
 """
 
 from __future__ import annotations
@@ -274,11 +274,11 @@ def max_rel_diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, float
 
 
 def all_slots_part() -> Part:
-    """A part that fills every slot of a client, so that whatever an engine forgets to carry is
-    missed.
+    """A part that reads and returns everything that passes between an engine and a client, so that
+    a value that an engine leaves out changes the results.
     """
 
-    def own(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
+    def client_state(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
         number = torch.zeros((), dtype=torch.int64)
         return {
             "moved": pytree.zeros_like(start.params),
@@ -287,13 +287,13 @@ def all_slots_part() -> Part:
             "steps": number,
         }
 
-    def server(start: ModelState, info: TaskInfo) -> Tree:
+    def server_state(start: ModelState, info: TaskInfo) -> Tree:
         return {"gradient": pytree.zeros_like(start.params)}
 
-    def extras(start: ModelState, info: TaskInfo) -> Tree:
+    def payload(start: ModelState, info: TaskInfo) -> Tree:
         return {"gradient": start.params, "loss": torch.zeros((), dtype=info.dtype)}
 
-    def before(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
+    def on_client_start(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
         out, batch = ops.predict(ctx.start)
         rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
         return {"seen": ctx.client_state["seen"] + ctx.stats.label_counts}, {
@@ -308,13 +308,13 @@ def all_slots_part() -> Part:
             ctx.broadcast["gradient"],
         )
 
-    def after(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
+    def on_client_end(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
         moved = pytree.sub(trained.params, ctx.start.params)
         return {"moved": moved, "key": ctx.key, "steps": ctx.steps}, {
             "gradient": ops.grad(trained.params, ops.predict(trained)[1])
         }
 
-    def absorb(replies: Reply, srv: ServerContext) -> Tree:
+    def update_server_state(replies: Reply, srv: ServerContext) -> Tree:
         return {
             "gradient": pytree.map(
                 lambda x: x.mean(dim=0), replies.payload["all_slots_part"]["gradient"]
@@ -325,11 +325,11 @@ def all_slots_part() -> Part:
         "all_slots_part",
         hyper={"pull": 0.1},
         transforms=(Transform("correct", correct),),
-        on_client_start=before,
-        on_client_end=after,
-        update_server_state=absorb,
-        client_state=own,
-        payload=extras,
-        server_state=server,
+        on_client_start=on_client_start,
+        on_client_end=on_client_end,
+        update_server_state=update_server_state,
+        client_state=client_state,
+        payload=payload,
+        server_state=server_state,
         broadcast=lambda srv: srv.state,
     )

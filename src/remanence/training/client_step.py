@@ -47,7 +47,7 @@ def client_init(
 
 
 class TrainState(NamedTuple):
-    """What one local step hands to the next."""
+    """What one local step passes to the next."""
 
     params: Params  # the trained ones
     buffers: Params
@@ -195,7 +195,7 @@ def client_final(
 
 def _check_client_state(client_state: Tree, initial_state: Tree) -> Tree:
     """The entries that the client keeps: those of its initial state, in the same shapes and
-    dtypes. Other entries live only until the end of the round and are left out.
+    dtypes. Other entries exist only until the end of the round and are left out.
     """
 
     def check(path: str, new: Tensor, old: Tensor) -> Tensor:

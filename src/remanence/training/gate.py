@@ -1,7 +1,7 @@
 """Checks what clients send before any of it reaches a model.
 
-Every reply passes the gate on its way from an engine to the aggregation, and so do the losses of
-peers' models. A rejected reply changes neither the global model nor the client's own state. A
+Every reply is checked between the engine and the aggregation, and so are the losses of peers'
+models. A rejected reply changes neither the global model nor the client's own state. A
 chunk with wrong names, shapes or dtypes is rejected whole; values, weights, rounds and norms are
 checked client by client.
 """
@@ -175,7 +175,7 @@ def _update_norms(chunk: Reply, expected: ReplySchema, clients: list[int]) -> li
     if isinstance(chunk.params, RemoteParams):
         return [float(norm) for norm in chunk.params.update_norm.tolist()]
     start = expected.start.params
-    if expected.stacked:  # a client outside the cohort is rejected anyway, so any model will do
+    if expected.stacked:  # clients outside the cohort, rejected anyway, take model 0
         positions = {client: position for position, client in enumerate(expected.clients)}
         index = torch.tensor(
             [positions.get(client, 0) for client in clients],

@@ -96,7 +96,6 @@ def update(
         )
 
     weights = _client_weights(task, replies, context("weigh"))
-
     aggregate = aggregator_of(method)
     total = _partial_sum(aggregate, weights, replies, context("combine"))
     delta = aggregate.finalize(total, context("combine"))
@@ -107,7 +106,6 @@ def update(
         state[update_hook.name] = _check_state(update_hook, "server_update", changed, state)
     merge_buffers = aggregate.buffers or average_buffers
     merged = ModelState(params, merge_buffers(server.model.buffers, replies.buffers, weights))
-
     model = merged
     if method.hook("server_train") is not None:
         model = _train_at_server(
@@ -124,12 +122,12 @@ def aggregator_of(method: ComposedMethod) -> Aggregate:
     """The method's aggregation, each half bound to its own part's state; FedAvg's mean if no part
     brings one.
     """
-    owner = method.part_filling("aggregate")
-    if owner is None or owner.aggregate is None:
+    part = method.part_filling("aggregate")
+    if part is None or part.aggregate is None:
         return mean
-    return owner.aggregate._replace(
-        partial=BoundHook(owner, owner.aggregate.partial),
-        finalize=BoundHook(owner, owner.aggregate.finalize),
+    return part.aggregate._replace(
+        partial=BoundHook(part, part.aggregate.partial),
+        finalize=BoundHook(part, part.aggregate.finalize),
     )
 
 
@@ -194,9 +192,7 @@ def _check_state(hook: BoundHook, slot: str, changed: Tree, state: Tree) -> Tree
 
 
 def _check_names(hook: BoundHook, slot: str, new: Tree, old: Tree) -> None:
-    """Raise unless a function at the server returns all entries of what it replaces, and no
-    other.
-    """
+    """Raise unless a function at the server returns exactly the entries of what it replaces."""
     returned, wanted = set(pytree.flatten(new)), set(pytree.flatten(old))
     if returned != wanted:
         path = sorted(returned ^ wanted)[0]

@@ -1,6 +1,6 @@
-"""The state of a run: everything that survives a round, as one immutable value.
+"""The state of a run between two rounds, as one immutable value.
 
-A run that stops at any point continues from the last state that was written.
+A run that stops at any point resumes from the last state that was saved.
 """
 
 from __future__ import annotations

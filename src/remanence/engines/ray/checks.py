@@ -1,4 +1,4 @@
-"""Can the engine `ray` run a task? Checked without connecting to a cluster."""
+"""Can the engine `ray` run a task? This is checked without connecting to a cluster."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 The examples are put into the object store once, and the global model once a round; every worker of
 a node reads them there. Clients are divided by their number of steps, so that all workers end
-together. Models that are only averaged stay with the workers, and only their sum travels
+together. Models that are only averaged stay with the workers, which send only their sum
 (`partial_sums.py`). In decentralized methods the models of all peers are in the store
 (`model_store.py`).
 
 Ray runs whatever code a driver sends: use it among machines that trust each other, with token
-authentication (RAY_AUTH_MODE=token) where others part the network.
+authentication (RAY_AUTH_MODE=token) where others can reach the network.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from remanence.engines.vectorized import MAX_STACK
 from remanence.training.server_step import aggregator_of
 from remanence.training.task import TrainingTask
 
-# Parts of a round for each worker where clients run one by one: the others then wait for at most a
-# quarter of the last one's work.
+# Parts of a round for each worker where clients run one by one: at the end of a round the others
+# wait for one part of the last worker at most.
 PARTS_PER_WORKER = 4
 
 

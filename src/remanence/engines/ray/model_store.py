@@ -17,7 +17,8 @@ from remanence.core import pytree
 from remanence.core.types import ModelState
 from remanence.engines.ray.serialization import pack, unpack
 
-# About the bytes of a block: small ones cost calls, large ones carry models that are not needed.
+# Approximate bytes of a block: small blocks need many calls, large ones contain models that a
+# worker does not need.
 BLOCK = 1 << 20
 MAX_STACKS = 3  # of a round without a server: the models before, averaged and trained
 

@@ -1,9 +1,9 @@
 """The models of one round, which stay in the object store of the worker that trained them until
 they are summed or read.
 
-For a sum over a round's replies one model a worker travels instead of one a client. It is computed
-in a fixed order, so that its bits do not depend on which worker ends first. Models that were lost
-with a worker are trained again: a client's result is a function of its work.
+For a sum over a round's replies each worker sends one model, instead of one for each client. The
+sum is computed in a fixed order, so that its bits do not depend on which worker ends first. Models
+that were lost with a worker are trained again: a client's result is a function of its work.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RemoteReply(NamedTuple):
     """A worker's answer about models that it keeps."""
 
     rest: Any  # packed: the replies without their models
-    spec: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of one client's parameters
+    layout: dict[str, tuple[tuple[int, ...], torch.dtype]]  # of one client's parameters
     finite: Any  # packed: [k] bool
     update_norm: Any  # packed: [k] float64
     # reference to the packed replies, with their models and without what the clients keep
@@ -70,14 +70,14 @@ class RemoteReplies:
             unpack(packed, torch.device("cpu"))
             for packed in (remote_reply.finite, remote_reply.update_norm)
         )
-        spec = {
+        form = {
             name: torch.zeros((), dtype=dtype).expand(shape)
-            for name, (shape, dtype) in remote_reply.spec.items()
+            for name, (shape, dtype) in remote_reply.layout.items()
         }
         shard = torch.full((reply.num_clients,), number, dtype=torch.int64)
         return reply._replace(
             params=RemoteParams(
-                self, spec, shard, torch.arange(reply.num_clients), finite, update_norm
+                self, form, shard, torch.arange(reply.num_clients), finite, update_norm
             )
         )
 
@@ -142,11 +142,9 @@ class RemoteReplies:
         The model is in the store already, unless the sum is about another one. Of the state only
         the aggregating part's is sent.
         """
-        owner = self.engine.task.method.part_filling("aggregate")
+        part = self.engine.task.method.part_filling("aggregate")
         state = (
-            {}
-            if owner is None or owner.name not in srv.state
-            else {owner.name: srv.state[owner.name]}
+            {} if part is None or part.name not in srv.state else {part.name: srv.state[part.name]}
         )
         same = not self.work.per_client_start and srv.start is self.work.start
         start: ModelState | None = None if same else srv.start

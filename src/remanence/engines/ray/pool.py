@@ -1,7 +1,8 @@
 """The workers of the engine `ray`, some of which may die, hang or never start.
 
-A free worker takes the next call. A worker that is lost is replaced, and its call is done again: it
-held nothing that is missed, and a client's result does not depend on which worker trains it.
+A free worker takes the next call. A worker that is lost is replaced, and its call is made again.
+Nothing is lost with it: it has no state that a round needs, and a client's result does not depend
+on which worker trains it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class PoolSlot:
 
     number: int
     actor: Any
-    starting: Any  # its answer to `ready`; None once it came
+    starting: Any  # reference to its answer to `ready`; None after the answer has arrived
     since: float = field(default_factory=time.monotonic)
 
 
@@ -122,7 +123,7 @@ class ActorPool:
         self.slots = []
 
     def _next(self, waiting: Sequence[int], calls: Sequence[ActorRequest], slot: PoolSlot) -> int:
-        """The first call with an affinity to this slot; else the first of all."""
+        """The first call with an affinity to this slot; if there is none, the first call."""
         preferred = (
             number for number in waiting if calls[number].affinity % len(self.slots) == slot.number
         )
@@ -136,7 +137,7 @@ class ActorPool:
         import ray
 
         with contextlib.suppress(Exception):
-            ray.kill(slot.actor)  # it may hang rather than be dead
+            ray.kill(slot.actor)  # it may hang and still run
         self.slots[self.slots.index(slot)] = self._spawn(slot.number)
 
     def _on_ready(self, slot: PoolSlot) -> None:

@@ -1,8 +1,8 @@
 """Trees and tasks as bytes, for another machine.
 
 Arrays cross a process boundary far faster than tensors, and an object store maps them into every
-worker of a node without a copy. Models and states therefore travel as arrays and are copied on
-arrival, since the receiver may change them. Examples are only read, and stay in the store.
+worker of a node without a copy. Models and states are therefore sent as arrays, and the receiver
+copies them, since it may change them. Examples are only read, and stay in the store.
 
 A task has functions as well as numbers, so it is pickled: for our own workers, never for a file.
 """
@@ -101,7 +101,7 @@ class TaskBundle:
 
 @dataclass(frozen=True)
 class TorchSettings:
-    """torch's settings for a whole process: a worker must compute as the run's process would."""
+    """torch's settings for a process: a worker must compute with those of the run's process."""
 
     deterministic: bool
     matmul_tf32: bool
@@ -155,7 +155,7 @@ def pickle_task(task: TrainingTask) -> bytes:
         type(torch.ops): _reduce_by_name,
     }
     base_pickler: Any = cloudpickle.Pickler
-    # ours first
+    # our reducers come first
     pickler = type(
         "TaskPickler",
         (base_pickler,),

@@ -1,7 +1,7 @@
 """A worker of the engine `ray`: an engine for many clients, and no state that a round needs.
 
-`Worker` is a plain class, of which Ray makes an actor. It serves every engine of the process that
-started it, so that training and fine-tuning share cores and GPUs.
+`Worker` is a plain class, which the pool starts as a Ray actor. It serves every engine of the
+process that started it, so that training and fine-tuning share cores and GPUs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class LoadedTask(NamedTuple):
 
 
 class Worker:
-    """Serves calls. It keeps only what it can fetch again."""
+    """Answers calls. It keeps no state but tasks, which it can fetch again."""
 
     def __init__(self, device: str, threads: int, settings: TorchSettings):
         settings.apply()
@@ -93,7 +93,7 @@ class Worker:
         self.tasks: dict[str, LoadedTask] = {}
 
     def ready(self) -> int:
-        """Answers when the worker has started. -> the process id"""
+        """Return the process id, as soon as the worker has started."""
         return os.getpid()
 
     def train(
@@ -124,7 +124,9 @@ class Worker:
         reply, degraded_reasons = self._train(task_ref, full_work)
         delta = pytree.sub(reply.params, full_work.start.params)
         squares = [moved.double().flatten(1).square().sum(dim=1) for moved in delta.values()]
-        spec = {name: (tuple(value.shape[1:]), value.dtype) for name, value in reply.params.items()}
+        layout = {
+            name: (tuple(value.shape[1:]), value.dtype) for name, value in reply.params.items()
+        }
         params: Tree = dict(reply.params)
         rest, finite = (
             reply._replace(params={}),
@@ -133,7 +135,7 @@ class Worker:
         stored = ray.put(pack(reply._replace(client_state={})))
         update_norm = torch.stack(squares).sum(dim=0).sqrt()
         return RemoteReply(
-            pack(rest), spec, pack(finite), pack(update_norm), stored, degraded_reasons
+            pack(rest), layout, pack(finite), pack(update_norm), stored, degraded_reasons
         )
 
     def partial_sum(

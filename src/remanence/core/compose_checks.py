@@ -1,4 +1,4 @@
-"""Do the parts of a method fit together, and does each fill its slots with the right things?"""
+"""Checks that the parts of a method fit together, and that each slot has a value of its type."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from remanence.core.slots import (
     Transform,
 )
 
-# slots that at most one part of a method fills, and what messages call them
+# slots that at most one part of a method fills, and their names in messages
 EXCLUSIVE_SLOTS = {
     "loss": "loss",
     "gradient": "computation of the gradient",
@@ -172,7 +172,7 @@ def _check_declarations(p: Part) -> None:
                 f"{p.name}: {path} reveals one of {', '.join(REVEALS)}, not {disclosure.reveals!r}"
             )
     for mechanism in p.mechanisms:
-        # a mistyped word would hide noise from the accountant, or from sites that draw it in secret
+        # a mistyped word would hide noise from the accountant, and from sites that draw it secretly
         for field, allowed in (
             ("unit", (CLIENT, EXAMPLE)),
             ("covers", (MODEL, LABEL_COUNTS, *p.discloses)),
