@@ -26,7 +26,6 @@ from remanence.rounds.setup import first_state
 from remanence.testing import TOLERANCE
 from remanence.testing.toy_task import (
     max_rel_diff,
-    pick_clients,
     run_rounds,
     small_experiment,
     state_tree,
@@ -217,7 +216,7 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
     job = make_work(experiment, first_state(experiment), 1)
     engine, task = VectorizedEngine(experiment.task, 6, "captured"), experiment.task
     for places in ([0, 1, 2, 3, 4, 5], [1, 2, 4], [3, 5], [0, 5]):
-        some = pick_clients(job, places)
+        some = job.select(torch.tensor(places))
         mine, wanted = (
             Reply.concat(list(each.train(some))) for each in (engine, SequentialEngine(task))
         )

@@ -33,12 +33,13 @@ from remanence.core.model import init_module
 from remanence.core.rng import Key
 from remanence.core.slots import Part, StepTracker
 from remanence.core.types import ClientStats, ModelState
+from remanence.engines.packing import pack
 from remanence.engines.ray.connection import connect
 from remanence.engines.ray.engine import RayEngine
 from remanence.engines.ray.model_store import ModelStore
 from remanence.engines.ray.partial_sums import RemoteReplies
 from remanence.engines.ray.pool import ActorRequest
-from remanence.engines.ray.serialization import pack, receive_task, send_task, unpack
+from remanence.engines.ray.serialization import receive_task, send_task, unpack
 from remanence.engines.ray.work_parts import balance
 from remanence.engines.ray.worker import choose_inner
 from remanence.engines.sequential import SequentialEngine

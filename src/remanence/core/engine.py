@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
+from remanence.core import pytree
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
 from remanence.core.types import ClientStats, ModelState, Reply
@@ -29,6 +30,19 @@ class ClientWork(NamedTuple):
     optimizer_hparams: dict[str, float]
     key: Key  # of the round
     num_phases: int = 0  # train only the first phases of the task; 0: all of them
+
+    def select(self, index: Tensor | slice) -> ClientWork:
+        """The work of some of the clients, in the order of the index, a slice or a CPU tensor."""
+        return self._replace(
+            clients=self.clients[index if isinstance(index, slice) else index.numpy()],
+            start=self.start.select(index) if self.per_client_start else self.start,
+            client_state=pytree.take(self.client_state, index),
+            stats=ClientStats(*(value[index] for value in self.stats)),
+        )
+
+    def without_model(self) -> ClientWork:
+        """The same work with `start` and `broadcast` empty, where these are sent separately."""
+        return self._replace(start=ModelState({}, {}), broadcast={})
 
 
 class ConfusionCounts(NamedTuple):

@@ -11,11 +11,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
-from remanence.core import pytree
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import InputError
 from remanence.core.slots import Phase
-from remanence.core.types import ClientStats
 from remanence.engines.client_plan import expected_steps
 from remanence.engines.processes import count_cores
 from remanence.engines.sequential import SequentialEngine
@@ -103,7 +101,7 @@ def choose_engine(
         return _choose_on_gpu(task, work, stack, clock, rounds)
     threads = torch.get_num_threads()
     one_step = replace(task, phases=(Phase(steps=1),))
-    step_s = _min_time(2, SequentialEngine(one_step), _subset(work, 1), clock)
+    step_s = _min_time(2, SequentialEngine(one_step), work.select(slice(1)), clock)
     # threads that wait for each other cost small networks more than they gain
     if threads > 1 and step_s < FAST_STEP_S:
         torch.set_num_threads(1)
@@ -130,7 +128,7 @@ def choose_execution(
 ) -> EngineChoice:
     """How the steps of a stack run best: eager, captured or, in a long run, compiled."""
     trial = replace(task, phases=(Phase(steps=LONG_TRIAL_STEPS),))
-    some = _subset(work, stack)
+    some = work.select(slice(stack))
     times: dict[str, float] = {}
     failure = ""
     # how many times as long as a trial a round is
@@ -166,7 +164,7 @@ def _choose_for_fast_steps(
     rounds: int,
     threads: int,
 ) -> EngineChoice:
-    some, cores = _subset(work, TRIAL_CLIENTS), workers or count_cores()
+    some, cores = work.select(slice(TRIAL_CLIENTS)), workers or count_cores()
     padded = task.model.depends_on_batch and needs_padding(task)
     can_fork = _can_fork(work, cores)
     # stacked convolutions are not tried then: steps may be as fast, but evaluation is not
@@ -210,7 +208,7 @@ def _choose_for_slow_steps(
     length = _count_steps(task, work, rounds) if _has_fork() else 0
     best, measured = eager, ""
     if length * step_s > COMPILING_SLOW_STEPS_PAYS_S:
-        timings = Timings(task, _subset(work, cores), workers, clock)  # one client a worker
+        timings = Timings(task, work.select(slice(cores)), workers, clock)  # one client a worker
         timings.run(eager, 1)
         if length * timings.fastest > COMPILING_SLOW_STEPS_PAYS_S:
             timings.run(Candidate("processes", 1, "compiled"), 1)
@@ -295,18 +293,6 @@ def take_simplest(times: Mapping[EngineKey, float]) -> EngineKey:
     'captured'
     """
     return next(each for each, seconds in times.items() if seconds <= TIE * min(times.values()))
-
-
-def _subset(work: ClientWork, count: int) -> ClientWork:
-    """The first clients of a round."""
-    some = slice(0, count)
-    start = work.start.select(some) if work.per_client_start else work.start
-    return work._replace(
-        clients=work.clients[some],
-        start=start,
-        client_state=pytree.take(work.client_state, some),
-        stats=ClientStats(*(value[some] for value in work.stats)),
-    )
 
 
 def _min_time(times: int, engine: Engine, work: ClientWork, clock: Clock) -> float:

@@ -1,4 +1,6 @@
-"""Evaluation, as every engine does it: which examples form a group, and counting predictions."""
+"""Evaluation, as every engine does it: which examples form a group, how predictions are counted, and
+how the work is divided among workers.
+"""
 
 from __future__ import annotations
 
@@ -198,3 +200,28 @@ class PairCounter:
             correct[order].astype(bool),
             margin[order].astype(np.float32),
         )
+
+
+def split_evenly(count: int, num_parts: int) -> list[np.ndarray]:
+    """Consecutive indices, in parts that are not empty."""
+    return [part for part in np.array_split(np.arange(count), num_parts) if len(part)]
+
+
+def join_pairs(counts: list[PairCounts], parts: list[np.ndarray]) -> PairCounts:
+    """Counts of parts of the pairs as counts of all pairs, in their order."""
+    back = torch.from_numpy(np.argsort(np.concatenate(parts), kind="stable"))
+    confusion, loss = (
+        torch.cat([each.confusion for each in counts])[back],
+        torch.cat([each.loss for each in counts])[back],
+    )
+    results = [each.examples for each in counts if each.examples is not None]
+    if not results:
+        return PairCounts(confusion, loss)
+    pair = np.concatenate([part[each.pair] for part, each in zip(parts, results, strict=True)])
+    ids, correct, margin = (
+        np.concatenate([each[column] for each in results]) for column in (1, 2, 3)
+    )
+    order = np.lexsort((ids, pair))
+    return PairCounts(
+        confusion, loss, ExampleResults(pair[order], ids[order], correct[order], margin[order])
+    )

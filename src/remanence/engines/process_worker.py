@@ -1,4 +1,4 @@
-"""What a worker process of the engine `processes` does, and how its messages are packed."""
+"""What a worker process of the engine `processes` does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.core import pytree
-from remanence.core.engine import ClientWork
-from remanence.core.types import ClientStats, ModelState, Reply
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
+from remanence.core.types import ModelState, Reply
 from remanence.engines.memory import disable_malloc_trim
+from remanence.engines.packing import pack, unpack
 from remanence.engines.sequential_fast import FastSequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.training.task import TrainingTask
@@ -66,11 +66,11 @@ class _Worker:
 
     def set_round(self, start: Any, broadcast: Any) -> None:
         """The model, unless each client has its own, and what the server broadcasts."""
-        self.start = None if start is None else ModelState(*unpack(start))
+        self.start = unpack(start)
         self.broadcast = unpack(broadcast)
 
-    def answer(self, kind: str, arguments: list[Any]) -> tuple[Any, ...]:
-        requests: dict[str, Callable[..., tuple[Any, ...]]] = {
+    def answer(self, kind: str, arguments: list[Any]) -> Any:
+        requests: dict[str, Callable[..., Any]] = {
             "train": self.train,
             "score": self.score,
             "pairs": self.score_pairs,
@@ -78,11 +78,13 @@ class _Worker:
         }
         return requests[kind](*arguments)
 
-    def train(self, message: Any) -> tuple[Any, ...]:
-        work = unpack_work(message, self.start, self.broadcast)
+    def train(self, packed: Any) -> tuple[Reply, tuple[str, ...]]:
+        work: ClientWork = unpack(packed)._replace(broadcast=self.broadcast)
+        if not work.per_client_start:
+            assert self.start is not None
+            work = work._replace(start=self.start)
         reply = Reply.concat(list(self.trainer.train(work)))
-        reasons = (*self.trainer.degraded_reasons, *self.evaluator.degraded_reasons)
-        return tuple(reply), reasons
+        return reply, (*self.trainer.degraded_reasons, *self.evaluator.degraded_reasons)
 
     def score_pairs(
         self,
@@ -92,83 +94,15 @@ class _Worker:
         split: str,
         time_step: int,
         examples: bool,
-    ) -> tuple[Any, ...]:
-        stack = ModelState(*unpack(models))
-        return tuple(self.evaluator.score_pairs(stack, which, owners, split, time_step, examples))
+    ) -> PairCounts:
+        return self.evaluator.score_pairs(unpack(models), which, owners, split, time_step, examples)
 
-    def predict_logits(self, models: Any, ids: np.ndarray) -> tuple[Any, ...]:
-        stack = ModelState(*unpack(models))
-        return (self.evaluator.predict_logits(stack, torch.from_numpy(ids)),)
+    def predict_logits(self, models: Any, ids: np.ndarray) -> Tensor:
+        return self.evaluator.predict_logits(unpack(models), torch.from_numpy(ids))
 
     def score(
         self, models: Any, split: str, ids: np.ndarray, groups: np.ndarray, count: int
-    ) -> tuple[Any, ...]:
-        stack = ModelState(*unpack(models))
-        return tuple(
-            self.evaluator.score_rows(
-                stack, split, torch.from_numpy(ids), torch.from_numpy(groups), count
-            )
+    ) -> ConfusionCounts:
+        return self.evaluator.score_rows(
+            unpack(models), split, torch.from_numpy(ids), torch.from_numpy(groups), count
         )
-
-
-def pack_work(work: ClientWork, indices: np.ndarray) -> Any:
-    """The work of some clients; the model and the broadcast went to every worker before."""
-    index = torch.from_numpy(indices)
-    start = tuple(work.start.select(index)) if work.per_client_start else None
-    stats = tuple(value[index] for value in work.stats)
-    constants = (
-        work.round,
-        work.time_step,
-        work.clients[indices],
-        work.per_client_start,
-        work.optimizer_hparams,
-        work.key,
-        work.num_phases,
-    )
-    return constants, pack((start, pytree.take(work.client_state, index), stats))
-
-
-def unpack_work(message: Any, start: ModelState | None, broadcast: Any) -> ClientWork:
-    """The inverse of `pack_work`."""
-    (round_, time_step, clients, per_client_start, hparams, key, num_phases), packed = message
-    client_starts, client_state, stats = unpack(packed)
-    model = start if client_starts is None else ModelState(*client_starts)
-    assert model is not None
-    return ClientWork(
-        round_,
-        time_step,
-        clients,
-        model,
-        per_client_start,
-        broadcast,
-        client_state,
-        ClientStats(*stats),
-        hparams,
-        key,
-        num_phases,
-    )
-
-
-def pack(value: Any) -> Any:
-    """Tensors as numpy arrays: a pipe then sends plain bytes instead of shared-memory handles."""
-    if isinstance(value, Tensor):
-        return _PackedArray(value.detach().contiguous().numpy())
-    if isinstance(value, dict):
-        return {name: pack(item) for name, item in value.items()}
-    return tuple(pack(item) for item in value) if isinstance(value, tuple) else value
-
-
-def unpack(value: Any) -> Any:
-    """The inverse of `pack`."""
-    if isinstance(value, _PackedArray):
-        return torch.from_numpy(value.array)
-    if isinstance(value, dict):
-        return {name: unpack(item) for name, item in value.items()}
-    return tuple(unpack(item) for item in value) if isinstance(value, tuple) else value
-
-
-class _PackedArray:
-    """An array that was a tensor, as opposed to one that was an array before."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array

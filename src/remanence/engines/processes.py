@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remanence.core.engine import ClientWork, ConfusionCounts, ExampleResults, PairCounts
+from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.types import ModelState, Reply
 from remanence.engines import client_plan, evaluation, process_worker
 from remanence.engines.base import BaseEngine
-from remanence.engines.process_worker import pack, pack_work, unpack
+from remanence.engines.packing import pack, unpack
 from remanence.engines.stack_checks import check_stackable
 from remanence.engines.worker_pool import WorkerPool
 from remanence.training.task import TrainingTask
@@ -62,32 +62,30 @@ class ProcessEngine(BaseEngine):
 
     def train(self, work: ClientWork) -> Iterator[Reply]:
         """Train the clients; one that hangs twice, and those trained with it, drop out."""
-        start = None if work.per_client_start else pack(tuple(work.start))
+        start = None if work.per_client_start else work.start
+        rest = work._replace(broadcast={}) if work.per_client_start else work.without_model()
         order = np.argsort(-client_plan.expected_steps(self.task, work), kind="stable")
         parts = balance(order, self.workers, self.stack)
-        broadcast = ("round", start, pack(work.broadcast))
+        broadcast = ("round", pack(start), pack(work.broadcast))
         for _, answer in self.pool.map_unordered(
             range(len(parts)),
-            lambda number: ("train", pack_work(work, parts[number])),
+            lambda number: ("train", pack(rest.select(torch.from_numpy(parts[number])))),
             broadcast,
         ):
             if answer is not None:
                 reply, reasons = answer
                 self.add_degraded_reasons(reasons)
-                yield Reply(*unpack(reply))
+                yield unpack(reply)
 
     def score(
         self, models: ModelState, split: str, owners: np.ndarray | None = None, time_step: int = 0
     ) -> ConfusionCounts:
         ids, groups, count = evaluation.eval_rows(self.task, split, owners, time_step)
-        packed, parts = pack(tuple(models)), max(1, min(self.workers, len(ids)))
+        packed, parts = pack(models), max(1, min(self.workers, len(ids)))
         rows, group = np.array_split(ids.numpy(), parts), np.array_split(groups.numpy(), parts)
-        counts = [
-            ConfusionCounts(*part)
-            for part in self._map_all(
-                [("score", packed, split, *some, count) for some in zip(rows, group, strict=True)]
-            )
-        ]
+        counts: list[ConfusionCounts] = self._map_all(
+            [("score", packed, split, *some, count) for some in zip(rows, group, strict=True)]
+        )
         return ConfusionCounts(
             torch.stack([part.confusion for part in counts]).sum(dim=0),
             torch.stack([part.loss for part in counts]).sum(dim=0),
@@ -102,7 +100,7 @@ class ProcessEngine(BaseEngine):
         time_step: int = 0,
         examples: bool = False,
     ) -> PairCounts:
-        parts = [part for part in np.array_split(np.arange(len(which)), self.workers) if len(part)]
+        parts = evaluation.split_evenly(len(which), self.workers)
         if not parts:
             return evaluation.PairCounter(
                 0, self.task.info.num_classes, self.task.info.device, examples
@@ -111,37 +109,24 @@ class ProcessEngine(BaseEngine):
         for part in parts:
             # a worker gets only the models that it evaluates
             used, local = np.unique(which[part], return_inverse=True)
-            some = pack(tuple(models.select(torch.from_numpy(used))))
+            some = pack(models.select(torch.from_numpy(used)))
             requests.append(("pairs", some, local, owners[part], split, time_step, examples))
-        answers = self._map_all(requests)
-        confusion, loss = (torch.cat([each[column] for each in answers]) for column in (0, 1))
-        if not examples:
-            return PairCounts(confusion, loss)
-        results = [each[2] for each in answers]
-        pair = np.concatenate(
-            [part[result[0]] for part, result in zip(parts, results, strict=True)]
-        )
-        rest = (np.concatenate([result[place] for result in results]) for place in (1, 2, 3))
-        return PairCounts(confusion, loss, ExampleResults(pair, *rest))
+        return evaluation.join_pairs(self._map_all(requests), parts)
 
     def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
         count, rows = models.num_models, ids.numpy()
         # a model or more for each worker; else all models, and some of the examples
         by_models = count >= self.workers
-        parts = [
-            part
-            for part in np.array_split(np.arange(count) if by_models else rows, self.workers)
-            if len(part)
-        ]
+        parts = evaluation.split_evenly(count if by_models else len(rows), self.workers)
         if by_models:
             requests = [
-                ("predict_logits", pack(tuple(models.select(torch.from_numpy(part)))), rows)
+                ("predict_logits", pack(models.select(torch.from_numpy(part))), rows)
                 for part in parts
             ]
         else:
-            requests = [("predict_logits", pack(tuple(models)), part) for part in parts]
-        answers = self._map_all(requests)
-        return torch.cat([logits for (logits,) in answers], dim=0 if by_models else 1)
+            packed = pack(models)
+            requests = [("predict_logits", packed, rows[part]) for part in parts]
+        return torch.cat(self._map_all(requests), dim=0 if by_models else 1)
 
     def close(self) -> None:
         self.pool.close()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -205,19 +205,6 @@ def run_rounds(
             state, line = round.run(state)
             lines.append(line)
     return state, lines
-
-
-def pick_clients(work: ClientWork, places: Sequence[int]) -> ClientWork:
-    """The same round for some clients of the cohort only."""
-    index = torch.tensor(list(places))
-    start = work.start.select(index) if work.per_client_start else work.start
-    stats = ClientStats(*(fact[index] for fact in work.stats))
-    return work._replace(
-        clients=work.clients[list(places)],
-        start=start,
-        client_state=pytree.take(work.client_state, index),
-        stats=stats,
-    )
 
 
 def with_client_models(work: ClientWork) -> ClientWork:

@@ -25,13 +25,14 @@ from remanence.core.errors import InputError
 from remanence.core.types import ModelState, Reply
 from remanence.engines import client_plan, evaluation
 from remanence.engines.base import BaseEngine
+from remanence.engines.packing import pack
 from remanence.engines.ray.checks import check_ray
 from remanence.engines.ray.connection import connect, count_resources, disconnect
 from remanence.engines.ray.model_store import ModelStore
 from remanence.engines.ray.partial_sums import RemoteReplies
 from remanence.engines.ray.pool import ActorPool, ActorRequest, acquire_pool, release_pool
-from remanence.engines.ray.serialization import ByteCounter, TorchSettings, pack, send_task, unpack
-from remanence.engines.ray.work_parts import balance, join_pairs, split_evenly, subset_work
+from remanence.engines.ray.serialization import ByteCounter, TorchSettings, send_task, unpack
+from remanence.engines.ray.work_parts import balance
 from remanence.engines.ray.worker import InnerEngine, TaskRef, Worker, choose_inner
 from remanence.engines.vectorized import MAX_STACK
 from remanence.training.server_step import aggregator_of
@@ -110,13 +111,14 @@ class RayEngine(BaseEngine):
         # only a large stack is worth it
         count = len(pool.slots) * (1 if self.inner.name == "vectorized" else PARTS_PER_WORKER)
         slices = balance(client_plan.expected_steps(self.task, work), count)
-        models = [
-            self.store.pick(work.start, places) if work.per_client_start else None
-            for places in slices
-        ]
+        rest = work.without_model()
         requests = [
-            (shared_args, pack(subset_work(work, places)), some)
-            for places, some in zip(slices, models, strict=True)
+            (
+                shared_args,
+                pack(rest.select(torch.from_numpy(places))),
+                self.store.pick(work.start, places) if work.per_client_start else None,
+            )
+            for places in slices
         ]
         if not self.keeps_models:
             for _, (reply, degraded_reasons) in self.map_unordered("train", requests):
@@ -133,7 +135,8 @@ class RayEngine(BaseEngine):
         pool, count = self.assemble(), models.num_models
         if count >= len(pool.slots):  # a model or more for each worker
             picked = [
-                self.store.pick(models, part) for part in split_evenly(count, len(pool.slots))
+                self.store.pick(models, part)
+                for part in evaluation.split_evenly(count, len(pool.slots))
             ]
             counts: list[ConfusionCounts] = self._ask(
                 "score", [(part, split, owners, time_step) for part in picked]
@@ -145,7 +148,7 @@ class RayEngine(BaseEngine):
         ids, groups, count = evaluation.eval_rows(self.task, split, owners, time_step)
         packed, rows, group = self._put(pack(models)), ids.cpu().numpy(), groups.cpu().numpy()
         # one request, even without examples
-        parts = split_evenly(len(rows), len(pool.slots)) or [np.empty(0, dtype=np.int64)]
+        parts = evaluation.split_evenly(len(rows), len(pool.slots)) or [np.empty(0, dtype=np.int64)]
         counts = self._ask(
             "score_rows", [(packed, split, rows[part], group[part], count) for part in parts]
         )
@@ -176,13 +179,13 @@ class RayEngine(BaseEngine):
             requests.append(
                 (self.store.pick(models, used), local, owners[part], split, time_step, examples)
             )
-        return join_pairs(self._ask("score_pairs", requests), parts)
+        return evaluation.join_pairs(self._ask("score_pairs", requests), parts)
 
     def predict_logits(self, models: ModelState, ids: Tensor) -> Tensor:
         pool, count, rows = self.assemble(), models.num_models, ids.cpu().numpy()
         # a model or more for each worker; else all models, and some of the examples
         by_models = count >= len(pool.slots)
-        parts = split_evenly(count if by_models else len(rows), len(pool.slots))
+        parts = evaluation.split_evenly(count if by_models else len(rows), len(pool.slots))
         all_models = np.arange(count)
         requests = [
             (self.store.pick(models, part), rows)

@@ -15,7 +15,8 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.types import ModelState
-from remanence.engines.ray.serialization import pack, unpack
+from remanence.engines.packing import pack
+from remanence.engines.ray.serialization import unpack
 
 # Approximate bytes of a block: small blocks need many calls, large ones contain models that a
 # worker does not need.

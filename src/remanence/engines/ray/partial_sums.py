@@ -21,7 +21,8 @@ from remanence.core.errors import RunFailed
 from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import RemoteParams
 from remanence.core.types import ModelState, Reply
-from remanence.engines.ray.serialization import pack, unpack
+from remanence.engines.packing import pack
+from remanence.engines.ray.serialization import unpack
 
 if TYPE_CHECKING:
     from remanence.engines.ray.engine import RayEngine

@@ -1,8 +1,8 @@
 """Trees and tasks as bytes, for another machine.
 
-Arrays cross a process boundary far faster than tensors, and an object store maps them into every
-worker of a node without a copy. Models and states are therefore sent as arrays, and the receiver
-copies them, since it may change them. Examples are only read, and stay in the store.
+The object store maps arrays into every worker of a node without a copy. Models and states are
+therefore sent as arrays (`engines/packing.py`), and the receiver copies them, since it may change
+them. Examples are only read, and stay in the store.
 
 A task has functions as well as numbers, so it is pickled: for our own workers, never for a file.
 """
@@ -26,6 +26,7 @@ from remanence.core import pytree
 from remanence.core.errors import InputError
 from remanence.core.types import ModelState
 from remanence.data.batches import Examples
+from remanence.engines.packing import PackedTensor, map_items
 from remanence.training.task import TrainingTask
 
 NamedArrays = dict[str, np.ndarray]
@@ -33,27 +34,13 @@ NamedArrays = dict[str, np.ndarray]
 READ_ONLY = ("x", "y", "storage_index")
 
 
-class PackedTensor:
-    """An array that was a tensor, as opposed to one that was an array before."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array
-
-
-def pack(value: Any) -> Any:
-    """Tensors as arrays on the host, in dictionaries and (named) tuples of any depth."""
-    if isinstance(value, Tensor):
-        return PackedTensor(value.detach().cpu().contiguous().numpy())
-    return _rebuild(value, pack)
-
-
 def unpack(value: Any, device: torch.device) -> Any:
-    """The inverse of `pack`. Everything is a copy: arrays of the store are read-only."""
+    """The inverse of `packing.pack`. Everything is a copy: arrays of the store are read-only."""
     if isinstance(value, PackedTensor):
         return torch.tensor(value.array, device=device)
     if isinstance(value, np.ndarray):
         return value.copy()
-    return _rebuild(value, lambda item: unpack(item, device))
+    return map_items(lambda item: unpack(item, device), value)
 
 
 def nbytes(value: Any) -> int:
@@ -80,15 +67,6 @@ class ByteCounter:
     def count(self, *, down: Any = (), up: Any = ()) -> None:
         self.down += nbytes(down)
         self.up += nbytes(up)
-
-
-def _rebuild(value: Any, change: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: change(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        items = (change(item) for item in value)
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    return value
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,10 @@ from remanence.core.engine import ClientWork
 from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
 from remanence.core.types import ModelState, Reply
+from remanence.engines.packing import pack
 from remanence.engines.ray.model_store import ModelRefs
 from remanence.engines.ray.partial_sums import FETCH_TIMEOUT, RemoteReply
-from remanence.engines.ray.serialization import (
-    TaskBundle,
-    TorchSettings,
-    pack,
-    receive_task,
-    unpack,
-)
+from remanence.engines.ray.serialization import TaskBundle, TorchSettings, receive_task, unpack
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.stack_checks import check_stackable
 from remanence.engines.vectorized import VectorizedEngine
