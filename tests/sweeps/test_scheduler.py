@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from remanence.config import parse_experiment
 from remanence.core.progress import NullProgress, SharedProgress
@@ -66,6 +67,22 @@ def test_the_rounds_of_a_stack_count_for_the_time_limit(monkeypatch: pytest.Monk
     runs = [QueuedRun(Path(str(seed)), config, str(seed)) for seed in (0, 1)]
     scheduler.run_all(runs, {"": choice}, "", progress=NullProgress(), time_limit=limit)
     assert limit.rounds == 5
+
+
+def test_a_stack_computes_with_the_threads_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a comparison is resumed, where this thread has chosen no engine."""
+    before, seen = torch.get_num_threads(), list[int]()
+    monkeypatch.setattr(scheduler, "_run_one", lambda *_, **__: None)
+    monkeypatch.setattr(
+        scheduler.RunBatcher, "run", lambda _, runs: seen.append(torch.get_num_threads()) or []
+    )
+    config = parse_experiment({}, {"device": "cpu"})
+    choice = EngineChoice("vectorized", before + 1, "as asked")
+    runs = [QueuedRun(Path(str(seed)), config, str(seed)) for seed in (0, 1)]
+    limit = TimeLimit(None)
+    scheduler.run_all(runs, {"": choice}, "", progress=NullProgress(), time_limit=limit)
+    assert seen == [before + 1]
+    assert torch.get_num_threads() == before
 
 
 class Recorder:

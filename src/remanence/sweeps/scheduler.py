@@ -15,6 +15,7 @@ import torch
 
 from remanence.config import Experiment
 from remanence.core.errors import Stopped
+from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress, SharedProgress
 from remanence.engines.autotune import EngineChoice
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
@@ -84,6 +85,7 @@ def run_all(
         runs = runs[len(group) :]
 
 
+@preserve_process_state()  # the trial of one task must not change that of the next
 def _choose(run: QueuedRun, progress: Progress, objects: dict[str, Any]) -> EngineChoice:
     if run.started:
         config, about = Run(run.folder).config, Run(run.folder).metadata
@@ -135,6 +137,7 @@ def _run_one(run: QueuedRun, choice: EngineChoice, time_limit: TimeLimit, **give
     )
 
 
+@preserve_process_state()
 def _run_batched(
     group: Sequence[QueuedRun],
     choice: EngineChoice,
@@ -142,6 +145,8 @@ def _run_batched(
     time_limit: TimeLimit,
     objects: dict[str, Any],
 ) -> None:
+    # torch keeps the number for each thread, and this one computes for the threads of the runs
+    torch.set_num_threads(choice.threads)
     batcher, shared = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
     given = objects | {"engine_for": batcher.attach}
     limits = [time_limit.copy() for _ in group]
