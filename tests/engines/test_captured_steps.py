@@ -47,7 +47,9 @@ from remanence.training.task import ClientIndices
 
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_graphs, "trace_step", lambda step_all, example, compile: step_all)
+    monkeypatch.setattr(
+        cuda_graphs, "TracedFunction", lambda step_all, example, compile=False: step_all
+    )
 
 
 def assert_equals_loop(
@@ -204,8 +206,8 @@ def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
     written: list[bool] = []
     monkeypatch.setattr(
         cuda_graphs,
-        "trace_step",
-        lambda step_all, example, compile: written.append(compile) or step_all,
+        "TracedFunction",
+        lambda step_all, example, compile=False: written.append(compile) or step_all,
     )
     experiment = with_clients(
         small_experiment("fedavg", {"data.partition": "iid"}), [4, 4, 4, 4, 4]
@@ -238,8 +240,8 @@ def test_what_is_rare_is_not_compiled(
     seen: list[bool] = []
     monkeypatch.setattr(
         cuda_graphs,
-        "trace_step",
-        lambda step_all, example, compile: seen.append(compile) or step_all,
+        "TracedFunction",
+        lambda step_all, example, compile=False: seen.append(compile) or step_all,
     )
     monkeypatch.setattr(cuda_graphs, "OFTEN", often)
     experiment = with_clients(
@@ -253,7 +255,7 @@ def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch)
     def refuse(*args: Any) -> None:
         raise NotImplementedError("no such operation\nin this graph")
 
-    monkeypatch.setattr(cuda_graphs, "trace_step", refuse)
+    monkeypatch.setattr(cuda_graphs, "TracedFunction", refuse)
     experiment = small_experiment(EVERYTHING)
     engine = VectorizedEngine(experiment.task, 3, "captured")
     assert_equals_loop(experiment, engine)
@@ -384,7 +386,7 @@ def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.Monkey
     def refuse(*args: Any) -> None:
         raise NotImplementedError("no such operation")
 
-    monkeypatch.setattr(cuda_graphs, "trace_step", refuse)
+    monkeypatch.setattr(cuda_graphs, "TracedFunction", refuse)
     experiment = small_experiment("fedavg")
     choice = choose_execution(
         experiment.task,
@@ -418,7 +420,7 @@ def test_eager_steps_are_a_choice_even_where_they_are_degraded(
 
 def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
-    monkeypatch.setattr(cuda_graphs, "trace_step", None)
+    monkeypatch.setattr(cuda_graphs, "TracedFunction", None)
     assert (
         choose_engine(
             experiment.task, make_work(experiment, first_state(experiment), 1), rounds=3

@@ -200,11 +200,11 @@ def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(grouped_conv, "use_channels_last", lambda x, weight: True)
     monkeypatch.setattr(grouped_conv, "use_triton", lambda x, weight, padding: False)
     monkeypatch.setattr(conv_channels_last, "convolve", spy)
-    trace = cuda_graphs.trace_step
+    trace = cuda_graphs.TracedFunction
     monkeypatch.setattr(
         cuda_graphs,
-        "trace_step",
-        lambda step_all, example, compile: trace(
+        "TracedFunction",
+        lambda step_all, example, compile=False: trace(
             grouped_conv.with_convolutions(step_all, fused=True), example, compile
         ),
     )

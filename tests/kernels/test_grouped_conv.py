@@ -184,8 +184,10 @@ def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(
         cuda_graphs,
-        "trace_step",
-        lambda step_all, example, compile: grouped_conv.with_convolutions(step_all, fused=False),
+        "TracedFunction",
+        lambda step_all, example, compile=False: grouped_conv.with_convolutions(
+            step_all, fused=False
+        ),
     )
     changes, make_module = CASES[case]
     assert make_module is not None
@@ -280,11 +282,11 @@ def test_batch_norm_of_a_single_value() -> None:
 @pytest.mark.usefixtures("everywhere")
 def test_kernels_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a compiled step on CUDA: traced once, then called with other tensors."""
-    trace = cuda_graphs.trace_step
+    trace = cuda_graphs.TracedFunction
     monkeypatch.setattr(
         cuda_graphs,
-        "trace_step",
-        lambda step_all, example, compile: trace(
+        "TracedFunction",
+        lambda step_all, example, compile=False: trace(
             grouped_conv.with_convolutions(step_all, fused=False), example, compile
         ),
     )

@@ -39,7 +39,7 @@ from remanence.engines.vector_steps import (
 from remanence.kernels.capture import capture, clone_tree, copy_tensors, signature
 from remanence.kernels.grouped_conv import with_convolutions
 from remanence.kernels.torch_internals import foreach_copy_, torch_pytree
-from remanence.kernels.trace import trace_step
+from remanence.kernels.trace import TracedFunction
 from remanence.training.client_step import TrainState
 from remanence.training.task import ClientIndices, TrainingTask
 
@@ -218,12 +218,12 @@ class GraphedPhase:
         active, now, batch = self._arguments(shape)
         if not compile:
             example = (active.state, active.fixed, batch, active.rows, now)
-            return trace_step(step_all, example, False)
+            return TracedFunction(step_all, example)
         # the compiled graph includes the update in place and the masking, which then costs nothing,
         # so that one graph serves masked and unmasked steps
         copies = clone_tree(active.state, active.loss)
         example_update = (*copies, active.fixed, batch, active.rows, now)
-        return trace_step(partial(write_step, step_all, True), example_update, True)
+        return TracedFunction(partial(write_step, step_all, True), example_update, compile)
 
     def _arguments(self, shape: GraphShape) -> tuple[ActiveClients, Context, Any]:
         (active, _), at = self._prefix_view(shape.clients), self.step.reshape(1)

@@ -78,13 +78,6 @@ class TracedFunction:
         )
 
 
-def trace_step(
-    step: Callable[..., Any], example: tuple[Any, ...], compile: bool = False
-) -> TracedFunction:
-    """Trace the step of a stack of clients."""
-    return TracedFunction(step, example, compile)
-
-
 def decompositions() -> dict[Any, Any]:
     """Replacements for operations that the compiler makes slow."""
     if not kernels_enabled():
