@@ -18,6 +18,13 @@ from remanence.kernels import SWITCH, grouped_conv, kernels_enabled, trace
 SOURCE = Path(remanence.__file__).parent
 INTERNALS = SOURCE / "kernels" / "torch_internals.py"
 CHAIN = re.compile(r"torch(\.\w+)+")
+# private attributes of objects of torch: of modules and of tensors
+ATTRIBUTES = {
+    name
+    for value in (nn.BatchNorm1d(1), torch.zeros(1))
+    for name in dir(value)
+    if name.startswith("_") and not name.startswith("__")
+}
 
 
 def test_the_switch_turns_all_operators_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +67,9 @@ def private_names(path: Path) -> list[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute):
             names = [ast.unparse(node)]
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if node.attr in ATTRIBUTES and not own:
+                found.append(node.attr)
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):

@@ -22,6 +22,7 @@ from remanence.core.pytree import Params
 from remanence.core.types import ModelState
 from remanence.data.batches import Examples
 from remanence.engines.vector_steps import round_up
+from remanence.kernels.torch_internals import has_pre_hooks
 from remanence.training.task import TrainingTask
 
 ROWS = 250  # examples of one forward pass of the prefix
@@ -212,7 +213,7 @@ class _Tracer(fx.Tracer):
         """Keyed dropout needs real shapes, and the hook that reads features must stay."""
         return (
             isinstance(m, KeyedDropout)
-            or bool(m._forward_pre_hooks)
+            or has_pre_hooks(m)
             or super().is_leaf_module(m, module_qualified_name)
         )
 

@@ -8,6 +8,8 @@
                        tensors as flat lists; torch.func and torch.export use it.
     foreach_copy_      torch._foreach_copy_, since torch 2.1: copies a list of tensors with one
                        kernel launch.
+    has_pre_hooks      nn.Module._forward_pre_hooks, since torch 0.2: whether a module has hooks
+                       that run before it.
 
 Any release of torch may change them: pyproject.toml therefore gives torch an upper bound, the
 newest version that was tested.
@@ -19,12 +21,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as torch_pytree
 
-__all__ = ["compile_inductor", "foreach_copy_", "make_fx", "torch_pytree"]
+__all__ = ["compile_inductor", "foreach_copy_", "has_pre_hooks", "make_fx", "torch_pytree"]
 
 
 def compile_inductor(
@@ -37,3 +39,8 @@ def compile_inductor(
 def foreach_copy_(to: list[Tensor], values: list[Tensor]) -> None:
     """Copy each value into the tensor at its position."""
     torch._foreach_copy_(to, values)
+
+
+def has_pre_hooks(module: nn.Module) -> bool:
+    """Whether hooks run before the module's forward pass."""
+    return bool(module._forward_pre_hooks)
