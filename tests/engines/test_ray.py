@@ -34,6 +34,7 @@ from remanence.core.rng import Key
 from remanence.core.slots import Part, StepTracker
 from remanence.core.types import ClientStats, ModelState
 from remanence.engines.packing import pack
+from remanence.engines.ray import engine as ray_engine
 from remanence.engines.ray.connection import connect
 from remanence.engines.ray.engine import RayEngine
 from remanence.engines.ray.model_store import ModelStore
@@ -403,6 +404,18 @@ def test_an_address_without_a_cluster(address: str, monkeypatch: pytest.MonkeyPa
         match=rf"no Ray cluster can be used at {address} \(.+\): check the address, the token",
     ):
         connect(address, 1)
+
+
+def test_workers_that_cannot_start_leave_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    users = [0]
+    monkeypatch.setattr(ray_engine, "connect", lambda *_: users.append(users[-1] + 1))
+    monkeypatch.setattr(ray_engine, "disconnect", lambda: users.append(users[-1] - 1))
+    monkeypatch.setattr(ray_engine, "count_resources", lambda name: 1 / 0)
+    engine = RayEngine(small_experiment("fedavg").task)
+    with pytest.raises(ZeroDivisionError):
+        engine.assemble()
+    engine.close()
+    assert users == [0, 1, 0]
 
 
 def test_tokens_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:

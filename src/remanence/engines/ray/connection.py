@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, first_line
 from remanence.engines.processes import count_cores
 
 CONNECT_TIMEOUT = 10.0  # seconds for a cluster to answer
@@ -83,9 +83,8 @@ def _open(address: str, workers: int) -> None:
         ray.init(address=address, **quiet)
     # the last: a wrong token, or none
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"no Ray cluster can be used at {address} ({reason}): check the address, the"
+            f"no Ray cluster can be used at {address} ({first_line(error)}): check the address, the"
             " token (RAY_AUTH_TOKEN) and that Ray and Python are the same"
             " versions there, or leave the address out to start one here"
         ) from error

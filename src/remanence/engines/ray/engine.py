@@ -206,16 +206,33 @@ class RayEngine(BaseEngine):
 
     def assemble(self) -> ActorPool:
         """The pool of workers, started or shared with another engine the first time."""
-        if self.pool is not None:
-            return self.pool
+        if self.pool is None:
+            connect(self.address, self.workers)
+            try:
+                self.pool = self._acquire_pool()
+            except BaseException:
+                disconnect()
+                raise
+            self.task_ref = self._put_task()
+        return self.pool
+
+    def _put_task(self) -> TaskRef:
         import ray
 
-        connect(self.address, self.workers)
+        return TaskRef(
+            uuid.uuid4().hex,
+            ray.put(self.bundle.pickled),
+            ray.put(self.bundle.examples),
+            self.inner,
+        )
+
+    def _acquire_pool(self) -> ActorPool:
+        import ray
+
         settings, threads = TorchSettings.read(), max(1, int(self.cpus))
         resource, part = ("GPU", self.gpus) if self.device == "cuda" else ("CPU", self.cpus)
         found = count_resources(resource)
         if found < part:
-            disconnect()
             raise InputError(
                 f"the Ray cluster has {found:g} {resource} and a worker needs {part:g}:"
                 " add a node that has more, use another device,"
@@ -235,7 +252,7 @@ class RayEngine(BaseEngine):
             self.retries,
             self.timeout,
         )
-        self.pool = acquire_pool(
+        return acquire_pool(
             self.pool_key,
             lambda: ActorPool(
                 lambda: actor.remote(self.device, threads, settings),
@@ -244,13 +261,6 @@ class RayEngine(BaseEngine):
                 self.timeout,
             ),
         )
-        self.task_ref = TaskRef(
-            uuid.uuid4().hex,
-            ray.put(self.bundle.pickled),
-            ray.put(self.bundle.examples),
-            self.inner,
-        )
-        return self.pool
 
     def map_unordered(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from remanence.core.errors import RemanenceError, RunFailed
+from remanence.core.errors import RemanenceError, RunFailed, first_line
 
 log = logging.getLogger("remanence")
 POLL_S = 5.0  # timeouts are checked this often while no answer comes
@@ -228,5 +228,4 @@ def _explain(error: Any) -> RemanenceError:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".:") if text else type(error).__name__
+    return first_line(error).rstrip(".:")
