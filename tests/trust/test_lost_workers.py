@@ -5,6 +5,7 @@ the timeout.
 from __future__ import annotations
 
 import faulthandler
+import multiprocessing.context
 import os
 import signal
 import time
@@ -215,3 +216,19 @@ def test_a_worker_does_not_run_the_clean_up_of_its_parent(tmp_path: Path) -> Non
         assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_workers_that_cannot_be_started_leave_none_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, before = multiprocessing.context.ForkProcess.start, psutil.Process().children()
+
+    def refuse_the_third(self: Any) -> None:
+        if len(psutil.Process().children()) - len(before) == 2:
+            raise BlockingIOError("Resource temporarily unavailable")
+        start(self)
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", refuse_the_third)
+    with pytest.raises(
+        RunFailed, match=r"process 2 could not be started .*unavailable.*: use fewer workers"
+    ):
+        WorkerPool(lambda pipe, inherited: time.sleep(60), 3, timeout=0)
+    assert psutil.Process().children() == before

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from remanence.core.errors import RunFailed
+from remanence.core.errors import RunFailed, first_line
 
 log = logging.getLogger("remanence")
 # Workers that may die at the same work before the run fails: the machine has too little memory.
@@ -63,8 +63,12 @@ class WorkerPool:
         self.context = multiprocessing.get_context("fork")
         self.workers: list[WorkerProcess] = []
         self.losses: list[str] = []  # for the log and for tests
-        for _ in range(count):
-            self.workers.append(self._start())
+        try:
+            for _ in range(count):
+                self.workers.append(self._start())
+        except BaseException:
+            self.close()
+            raise
 
     def map_unordered(
         self, order: Sequence[int], make_request: Callable[[int], Any], broadcast: Any = None
@@ -124,8 +128,14 @@ class WorkerPool:
         process = self.context.Process(
             target=_worker_main, args=(self.serve, worker_end, inherited), daemon=True
         )
-        with _sigterm_blocked():
-            process.start()
+        try:
+            with _sigterm_blocked():
+                process.start()
+        except OSError as error:  # too many processes, or too little memory for another one
+            raise RunFailed(
+                f"worker process {len(self.workers)} could not be started ({first_line(error)}):"
+                " use fewer workers"
+            ) from error
         worker_end.close()
         return WorkerProcess(parent_end, process)
 
