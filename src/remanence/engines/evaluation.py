@@ -1,5 +1,5 @@
-"""Evaluation, as every engine does it: which examples form a group, how predictions are counted, and
-how the work is divided among workers.
+"""Evaluation, as every engine does it: which examples form a group, how predictions are counted,
+and how the work is divided among workers.
 """
 
 from __future__ import annotations
