@@ -6,6 +6,7 @@ It is the reference: every other engine must give the same results.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +35,18 @@ from remanence.training.task import ClientIndices, TrainingTask
 GATHER_BYTES = 2**22  # of the batches that are gathered together
 
 BatchStep = tuple[Batch, Tensor, Tensor]  # a step's batch, number and random key
+
+
+class PhaseInputs(NamedTuple):
+    """What the steps of one client in one phase read."""
+
+    task: TrainingTask
+    state: TrainState  # before the first step
+    fixed: Params  # parameters that the phase does not train
+    ctx: Context  # of the phase
+    rows: ClientIndices
+    ids: Tensor  # [steps, batch] examples; shorter batches are padded
+    batch_sizes: np.ndarray  # [steps] examples that count
 
 
 class SequentialEngine(BaseEngine):
@@ -67,13 +80,13 @@ class SequentialEngine(BaseEngine):
         ctx = ctx._replace(client_state=client_state, start=model)
         for number, phase in enumerate(client_plan.phases_of(task, work)):
             plan, old = client_plan.plan_phase(task, work, client, number, phase), model
-            now = client_plan.at_phase(ctx, number, len(plan.batch_sizes))
-            model, tracker_state, losses = self._train_phase(model, now, phase, plan, rows)
+            phase_ctx = client_plan.at_phase(ctx, number, len(plan.batch_sizes))
+            model, tracker_state, losses = self._train_phase(model, phase_ctx, phase, plan, rows)
             ctx = ctx._replace(tracker_state=tracker_state)
             total += len(plan.batch_sizes)
             if phase.accept is not None:
                 accept = client_plan.scoped_accept(task, phase)
-                accept_ctx = client_plan.at_hook(now, "accept")
+                accept_ctx = client_plan.at_hook(phase_ctx, "accept")
                 model = accept_or_rollback(
                     self.eval_task, grad_autograd, accept, rows, old, model, accept_ctx
                 )
@@ -98,41 +111,22 @@ class SequentialEngine(BaseEngine):
             )
         first = init_train_state(task, grad_autograd, params, fixed, model.buffers, rows, ctx)
         ids = rows.train[torch.from_numpy(plan.indices).to(rows.train.device)]  # [steps, batch]
-        state, losses = self.run_steps(task, first, fixed, ctx, rows, ids, plan.batch_sizes)
+        state, losses = self.run_steps(
+            PhaseInputs(task, first, fixed, ctx, rows, ids, plan.batch_sizes)
+        )
         whole = {**fixed, **state.params}
         trained = ModelState(
             {name: whole[name].contiguous() for name in model.params}, state.buffers
         )
         return trained, state.tracker_state, torch.stack(losses)
 
-    def run_steps(
-        self,
-        task: TrainingTask,
-        state: TrainState,
-        fixed: Params,
-        ctx: Context,
-        rows: ClientIndices,
-        ids: Tensor,
-        batch_sizes: np.ndarray,
-    ) -> tuple[TrainState, list[Tensor]]:
-        """All steps of a phase.
-
-        Args:
-            task: What is trained.
-            state: Before the first step.
-            fixed: Parameters that are not trained.
-            ctx: The context of the phase.
-            rows: The client's examples.
-            ids: [steps, batch] the examples of each batch.
-            batch_sizes: [steps] how many of them count.
-
-        Returns:
-            The state after the last step, and the loss of every step.
-        """
+    def run_steps(self, inputs: PhaseInputs) -> tuple[TrainState, list[Tensor]]:
+        """All steps of a phase. -> the state after the last step, the loss of every step"""
+        task, state, fixed, ctx, rows, ids, batch_sizes = inputs
         losses = []
         for batch, number, key in self.iter_batches(task, ctx, ids, batch_sizes):
-            now = ctx._replace(step=number, key=key)
-            state, loss = train_step(task, grad_autograd, state, fixed, batch, rows, now)
+            step_ctx = ctx._replace(step=number, key=key)
+            state, loss = train_step(task, grad_autograd, state, fixed, batch, rows, step_ctx)
             losses.append(loss)
         return state, losses
 

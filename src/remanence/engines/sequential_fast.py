@@ -19,15 +19,14 @@ from torch import Tensor
 from remanence.core.contexts import Context
 from remanence.core.errors import first_line
 from remanence.core.model import Model
-from remanence.core.pytree import Params
 from remanence.core.types import ModelState
 from remanence.engines.compiled_eval import compile_for_eval
 from remanence.engines.frozen_prefix import PrefixSplit, find_split
-from remanence.engines.sequential import BatchStep, SequentialEngine
+from remanence.engines.sequential import BatchStep, PhaseInputs, SequentialEngine
 from remanence.engines.traced_step import Arguments, TracedStep
 from remanence.training.client_step import TrainState, train_step
 from remanence.training.gradients import grad_func
-from remanence.training.task import ClientIndices, TrainingTask
+from remanence.training.task import TrainingTask
 
 CACHE_BYTES = 2**28  # of activations of a frozen prefix that may be kept
 MAX_FORMS = 16  # forms of a phase's arguments for which steps are traced; with more, tracing fails
@@ -63,72 +62,46 @@ class FastSequentialEngine(SequentialEngine):
             )
         return self.prefix_splits[trained]
 
-    def run_steps(
-        self,
-        task: TrainingTask,
-        state: TrainState,
-        fixed: Params,
-        ctx: Context,
-        rows: ClientIndices,
-        ids: Tensor,
-        batch_sizes: np.ndarray,
-    ) -> tuple[TrainState, list[Tensor]]:
-        split, used = self.find_split(tuple(state.params)), torch.unique(ids)
+    def run_steps(self, inputs: PhaseInputs) -> tuple[TrainState, list[Tensor]]:
+        state, fixed = inputs.state, inputs.fixed
+        split, used = self.find_split(tuple(state.params)), torch.unique(inputs.ids)
         if split is None or split.width * len(used) > CACHE_BYTES:
-            return self._try_traced(task, state, fixed, ctx, rows, ids, batch_sizes)
-        buffers = state.buffers
-        suffix_task = split.with_cached_features(
-            task, ModelState({**fixed, **state.params}, buffers), used
+            return self._try_traced(inputs)
+        model = ModelState({**fixed, **state.params}, state.buffers)
+        suffix_inputs = inputs._replace(
+            task=split.with_cached_features(inputs.task, model, used),
+            state=state._replace(buffers=split.suffix_params(state.buffers)),
+            fixed=split.suffix_params(fixed),
         )
-        suffix_state = state._replace(buffers=split.suffix_params(buffers))
-        after, losses = self._try_traced(
-            suffix_task, suffix_state, split.suffix_params(fixed), ctx, rows, ids, batch_sizes
-        )
-        return after._replace(buffers=buffers | after.buffers), losses
+        after, losses = self._try_traced(suffix_inputs)
+        return after._replace(buffers=state.buffers | after.buffers), losses
 
-    def _try_traced(
-        self,
-        task: TrainingTask,
-        state: TrainState,
-        fixed: Params,
-        ctx: Context,
-        rows: ClientIndices,
-        ids: Tensor,
-        batch_sizes: np.ndarray,
-    ) -> tuple[TrainState, list[Tensor]]:
+    def _try_traced(self, inputs: PhaseInputs) -> tuple[TrainState, list[Tensor]]:
         """Run traced steps where requested and possible, else eager ones.
 
         After one failure to trace, all later steps are eager, too.
         """
         if self.execution != "eager":
             try:
-                return self._run_traced(task, state, fixed, ctx, rows, ids, batch_sizes)
+                return self._run_traced(inputs)
             except Exception as error:
                 self.degraded_reasons.append(f"steps could not be traced ({first_line(error)})")
                 self.execution = "eager"
                 self.traced.clear()
-        return super().run_steps(task, state, fixed, ctx, rows, ids, batch_sizes)
+        return super().run_steps(inputs)
 
-    def _run_traced(
-        self,
-        task: TrainingTask,
-        state: TrainState,
-        fixed: Params,
-        ctx: Context,
-        rows: ClientIndices,
-        ids: Tensor,
-        batch_sizes: np.ndarray,
-    ) -> tuple[TrainState, list[Tensor]]:
+    def _run_traced(self, inputs: PhaseInputs) -> tuple[TrainState, list[Tensor]]:
+        task, state, fixed, ctx, rows, ids, batch_sizes = inputs
         losses: list[Tensor] = []
-        # both rely on batches without padding
+        # batch norm and centralized methods rely on batches without padding
         unpadded = task.model.depends_on_batch or any(p.centralized for p in task.method.parts)
         iter_batches = self.iter_batches if unpadded else self._iter_padded
-        inputs = iter_batches(task, ctx, ids, batch_sizes)
-        # one group, unless batches must not be padded
-        for _, group in itertools.groupby(inputs, key=lambda each: len(each[0].weight)):
+        steps = iter_batches(task, ctx, ids, batch_sizes)
+        # consecutive steps of one batch size
+        for _, group in itertools.groupby(steps, key=lambda each: len(each[0].weight)):
             batch, number, key = first = next(group)
-            now = ctx._replace(tracker_state=state.tracker_state, step=number, key=key)
-            arguments = (state, fixed, batch, rows, now)
+            step_ctx = ctx._replace(tracker_state=state.tracker_state, step=number, key=key)
+            arguments = (state, fixed, batch, rows, step_ctx)
             step = self._traced_step(task, arguments)
             state, some = step.run_steps(arguments, itertools.chain([first], group))  # noqa: B031
             losses += some
