@@ -243,7 +243,7 @@ def test_what_is_rare_is_not_compiled(
         "TracedFunction",
         lambda step_all, example, compile=False: seen.append(compile) or step_all,
     )
-    monkeypatch.setattr(cuda_graphs, "OFTEN", often)
+    monkeypatch.setattr(cuda_graphs, "MIN_COMPILED_SHARE", often)
     experiment = with_clients(
         small_experiment("fedavg", {"local.batch_size": 1, "data.partition": "iid"}), [7, 6, 1, 1]
     )

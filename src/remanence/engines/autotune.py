@@ -27,12 +27,12 @@ FAST_STEP_S = 0.005  # a step below this many seconds is faster with one thread
 SLOW_STEP_S = 0.25  # longer steps are all arithmetic on a CPU: stacking gains nothing
 TRIAL_STEPS = 3  # steps that a client makes in a trial
 TRIAL_CLIENTS = 16
-LONG_TRIAL_STEPS = 8  # in a trial of ways to run steps
+LONG_TRIAL_STEPS = 8  # in a trial of captured, traced or compiled steps
 EXECUTIONS = ("eager", "captured", "compiled")  # the simplest first
-TRACING_PAYS_S = 60.0  # a run of this many seconds gains by tracing steps, which takes a few
-COMPILING_PAYS_S = 600.0  # the same for compiling them, which takes about a minute
-# the same for slow steps: such networks are deep, and compiling a ResNet-18 takes four minutes
-COMPILING_SLOW_STEPS_PAYS_S = 3600.0
+# Shorter runs, in seconds of eager steps, do not gain by
+TRACING_PAYS_S = 60.0  # tracing steps, which takes a few seconds
+COMPILING_PAYS_S = 600.0  # compiling them, which takes about a minute
+COMPILING_SLOW_STEPS_PAYS_S = 3600.0  # compiling a deep network: four minutes for a ResNet-18
 # A candidate that takes at most this many times as long as the fastest is as good; the first one
 # tried is taken, which is the simplest.
 TIE = 1.05
@@ -131,14 +131,13 @@ def choose_execution(
     some = work.select(slice(stack))
     times: dict[str, float] = {}
     failure = ""
-    # how many times as long as a trial a round is
-    rounds_length = rounds * int(expected_steps(task, work).max()) / LONG_TRIAL_STEPS
+    # the length of the run, in trials
+    trials = rounds * int(expected_steps(task, work).max()) / LONG_TRIAL_STEPS
     for execution in EXECUTIONS:
-        if execution == "compiled" and rounds_length * min(times.values()) < COMPILING_PAYS_S:
+        if execution == "compiled" and trials * min(times.values()) < COMPILING_PAYS_S:
             break
-        engine = VectorizedEngine(trial, stack, execution)
-        seconds = _min_time(3, engine, some, clock)
-        engine.close()
+        with contextlib.closing(VectorizedEngine(trial, stack, execution)) as engine:
+            seconds = _min_time(3, engine, some, clock)
         failure = f"; {engine.degraded_reason}" if engine.degraded_reason else failure
         if engine.execution == execution:  # otherwise the steps ran eagerly
             times[execution] = seconds

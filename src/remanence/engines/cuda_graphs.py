@@ -43,16 +43,19 @@ from remanence.kernels.trace import TracedFunction
 from remanence.training.client_step import TrainState
 from remanence.training.task import ClientIndices, TrainingTask
 
-# (state, summed loss, fixed, batch, examples, context): a step that updates the first two in place
+# (state, summed loss, fixed, batch, examples, context): updates the first two in place
 UpdateStep = Callable[..., None]
 
-SIZES = 16  # eager steps of a stack of at most this size are captured at every smaller size
-RATIO = 0.8  # those of larger stacks at sizes that differ by this factor
-# the same factor for stacks of any size where steps are traced, which takes seconds for each size
-RATIO_TRACED = 0.5
-# A form of the step, such as a short last batch, is compiled only if it has at least this share of
-# a phase's steps.
-OFTEN = 0.2
+# The sizes of a stack at which steps are captured. Tracing takes seconds for each size, so traced
+# steps have fewer.
+ALL_SIZES_UP_TO = (
+    16  # every size, if the whole stack is at most this large and steps are not traced
+)
+SIZE_RATIO = 0.8  # otherwise a size and the next larger one
+TRACED_SIZE_RATIO = 0.5  # the same for traced steps
+# A shape, such as that of a short last batch, is compiled only if it has at least this share of a
+# phase's steps.
+MIN_COMPILED_SHARE = 0.2
 
 
 class GraphShape(NamedTuple):
@@ -60,22 +63,24 @@ class GraphShape(NamedTuple):
 
     clients: int
     batch_size: int
-    masked: bool  # may it include clients that have no steps left?
+    masked: bool  # whether it may include clients that have no steps left
 
 
 class GraphedPhase:
-    """The steps of one phase and the memory they use, round after round.
+    """The captured steps of one phase, and the fixed memory that they read and write.
+
+    It is used again in every round whose stacks fit.
 
     Args:
         task: What is trained.
         phase: The number of the phase.
         dims: Which parts of the context have a client axis.
-        active: The first stack; others of the same form can use the same memory.
+        active: The first stack that uses it; it determines the size of the memory.
         schedule: Its batches.
         batch: The largest batch size of the experiment.
-        compile: Compile steps before they are captured?
-        cached_features: Are the examples activations of a frozen prefix? Each round then copies its
-            own into the memory of this object.
+        compile: Whether steps are compiled before they are captured.
+        cached_features: Whether the examples are activations of a frozen prefix. Each round then
+            copies its own into the memory of this object.
     """
 
     def __init__(
@@ -96,13 +101,13 @@ class GraphedPhase:
         self.clients, self.batch = len(schedule.ids), batch
         _, self.form = flatten(active, dims)
         self._allocate(active, schedule)
-        ratio = RATIO if self.cuda and not compile else RATIO_TRACED
+        ratio = SIZE_RATIO if self.cuda and not compile else TRACED_SIZE_RATIO
         self.sizes = sorted(choose_sizes(self.clients, ratio))
         self.mapped = map_step(task, dims)
         self.replays: dict[GraphShape, Callable[[], None]] = {}
         self.compiled: set[GraphShape] = set()  # those of `replays` that are compiled
-        # by clients, batch size, and whether it is compiled
-        self.traced: dict[tuple[int, int, bool], Any] = {}
+        # by number of clients, batch size, and whether it is compiled
+        self.traced: dict[tuple[int, int, bool], TracedFunction] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
     def _allocate(self, active: ActiveClients, schedule: BatchSchedule) -> None:
@@ -113,7 +118,7 @@ class GraphedPhase:
             lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
             active._replace(rows=rows),
         )
-        # by number of clients; see `_prefix_view`
+        # by number of clients; see `_first_clients`
         self.views: dict[int, tuple[ActiveClients, list[Tensor]]] = {}
         steps = round_up(schedule.ids.shape[1])
         self.ids = schedule.ids.new_zeros(self.clients, steps, self.batch)
@@ -131,7 +136,7 @@ class GraphedPhase:
         batch: int,
         cached_features: bool,
     ) -> bool:
-        """Is the memory large enough for this stack, and is the form of all else the same?"""
+        """Whether this stack fits into the memory and everything else has the same form."""
         clients, steps = schedule.batch_sizes.shape
         enough = (
             clients <= self.clients and round_up(steps) == self.ids.shape[1] and batch == self.batch
@@ -155,19 +160,20 @@ class GraphedPhase:
         shapes = list(self._shapes(schedule))
         # capture all shapes before the first replay: if one fails, the state is unchanged
         for shape, times in Counter(shapes).items():
-            compile = self.compile and times >= OFTEN * len(shapes)
+            compile = self.compile and times >= MIN_COMPILED_SHARE * len(shapes)
             if shape not in self.replays or (compile and shape not in self.compiled):
                 self.replays[shape] = self._capture(shape, compile)
                 if compile:
                     self.compiled.add(shape)
         for shape in shapes:
             self.replays[shape]()
-        after, _ = self._prefix_view(len(active.loss))
+        after, _ = self._first_clients(len(active.loss))
         return TrainState(*(pytree.clone(part) for part in after.state)), after.loss.clone()
 
     def _load(self, active: ActiveClients, schedule: BatchSchedule) -> None:
+        """Copy a stack and its batches into the fixed memory."""
         clients, steps, batch = schedule.ids.shape
-        memory, tensors = self._prefix_view(clients)
+        memory, tensors = self._first_clients(clients)
         foreach_copy_(tensors, flatten(active, self.dims)[0])
         load_rows(memory.rows, active.rows)
         self.ids[:clients, :steps, :batch] = schedule.ids
@@ -181,7 +187,7 @@ class GraphedPhase:
         inputs[:, 1, :steps] = schedule.keys
         self.host_inputs[:clients].copy_(torch.from_numpy(inputs), non_blocking=True)
 
-    def _prefix_view(self, count: int) -> tuple[ActiveClients, list[Tensor]]:
+    def _first_clients(self, count: int) -> tuple[ActiveClients, list[Tensor]]:
         """The memory of the first clients, and its tensors in the order of `flatten`."""
         if count not in self.views:
             view = self.active.cut(slice(0, count), self.dims)
@@ -199,6 +205,7 @@ class GraphedPhase:
             yield GraphShape(size, batch_size, masked=size > count)
 
     def _capture(self, shape: GraphShape, compile: bool) -> Callable[[], None]:
+        """A function that runs one step of this shape."""
         update = self._make_update(shape, compile)
         step = partial(self._step, shape, update)
         return capture(partial(self._warmup, shape, update), step, self.pool) if self.cuda else step
@@ -211,38 +218,39 @@ class GraphedPhase:
         form = (shape.clients, shape.batch_size, compile)
         if form not in self.traced:
             self.traced[form] = self._trace(step_all, shape, compile)
-        traced: UpdateStep = self.traced[form]
-        return traced if compile else partial(write_step, self.traced[form], shape.masked)
+        traced = self.traced[form]
+        return traced if compile else partial(write_step, traced, shape.masked)
 
-    def _trace(self, step_all: StepAll, shape: GraphShape, compile: bool) -> Any:
-        active, now, batch = self._arguments(shape)
+    def _trace(self, step_all: StepAll, shape: GraphShape, compile: bool) -> TracedFunction:
+        active, step_ctx, batch = self._arguments(shape)
         if not compile:
-            example = (active.state, active.fixed, batch, active.rows, now)
+            example = (active.state, active.fixed, batch, active.rows, step_ctx)
             return TracedFunction(step_all, example)
         # the compiled graph includes the update in place and the masking, which then costs nothing,
         # so that one graph serves masked and unmasked steps
         copies = clone_tree(active.state, active.loss)
-        example_update = (*copies, active.fixed, batch, active.rows, now)
+        example_update = (*copies, active.fixed, batch, active.rows, step_ctx)
         return TracedFunction(partial(write_step, step_all, True), example_update, compile)
 
-    def _arguments(self, shape: GraphShape) -> tuple[ActiveClients, Context, Any]:
-        (active, _), at = self._prefix_view(shape.clients), self.step.reshape(1)
+    def _arguments(self, shape: GraphShape) -> tuple[ActiveClients, Context, Batch]:
+        """Views of the fixed memory for the current step: the stack, its context, its batch."""
+        (active, _), at = self._first_clients(shape.clients), self.step.reshape(1)
         key = self.keys[: shape.clients].index_select(1, at).squeeze(1)
-        now = active.ctx._replace(step=self.step, key=key)
+        step_ctx = active.ctx._replace(step=self.step, key=key)
         ids = self.ids[: shape.clients, :, : shape.batch_size].index_select(1, at).squeeze(1)
         sizes = self.batch_sizes[: shape.clients].index_select(1, at)
-        return active, now, make_batch(self.task, ids, sizes, now.key)
+        return active, step_ctx, make_batch(self.task, ids, sizes, step_ctx.key)
 
     def _step(self, shape: GraphShape, update: UpdateStep) -> None:
         """One step, in place."""
-        active, now, batch = self._arguments(shape)
-        update(active.state, active.loss, active.fixed, batch, active.rows, now)
+        active, step_ctx, batch = self._arguments(shape)
+        update(active.state, active.loss, active.fixed, batch, active.rows, step_ctx)
         self.step.add_(1)
 
     def _warmup(self, shape: GraphShape, update: UpdateStep) -> None:
         """The same step on copies."""
-        active, now, batch = self._arguments(shape)
-        update(*clone_tree(active.state, active.loss), active.fixed, batch, active.rows, now)
+        active, step_ctx, batch = self._arguments(shape)
+        update(*clone_tree(active.state, active.loss), active.fixed, batch, active.rows, step_ctx)
 
 
 def write_step(
@@ -253,21 +261,21 @@ def write_step(
     fixed: Params,
     batch: Batch,
     rows: ClientIndices,
-    now: Context,
+    step_ctx: Context,
 ) -> None:
     """One step of a stack, which updates its state and its summed loss in place.
 
     Args:
         step_all: The mapped local step.
-        masked: Leave clients that have made all their steps as they are?
+        masked: Whether clients that have made all their steps stay as they are.
         state: Of the stack.
         loss: [k], summed over steps.
         fixed: Parameters that are not trained.
         batch: Of this step.
         rows: The clients' examples.
-        now: The context of this step.
+        step_ctx: The context of this step.
     """
-    after, step_loss = step_all(state, fixed, batch, rows, now)
+    after, step_loss = step_all(state, fixed, batch, rows, step_ctx)
     if signature(after) != signature(state):
         raise TypeError("a local step changes the form of the state it passes to the next step")
     old, new = (
@@ -276,7 +284,7 @@ def write_step(
     )
     if masked:
         # clients of an earlier round may follow in the memory; their results are never read
-        active = now.steps > now.step
+        active = step_ctx.steps > step_ctx.step
         new = [
             torch.where(active.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
             for x, y in zip(new, old, strict=True)
@@ -284,7 +292,7 @@ def write_step(
     copy_tensors(old, new)
 
 
-def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
+def choose_sizes(clients: int, ratio: float = SIZE_RATIO) -> list[int]:
     """The sizes at which a shrinking stack is captured, largest first.
 
     >>> choose_sizes(3)
@@ -292,7 +300,7 @@ def choose_sizes(clients: int, ratio: float = RATIO) -> list[int]:
     >>> choose_sizes(40, ratio=0.5)
     [40, 20, 10, 5, 2, 1]
     """
-    if clients <= SIZES and ratio >= RATIO:
+    if clients <= ALL_SIZES_UP_TO and ratio >= SIZE_RATIO:
         return list(range(clients, 0, -1))
     sizes = [clients]
     while sizes[-1] > 1:

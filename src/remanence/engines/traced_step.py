@@ -26,8 +26,8 @@ class TracedStep(TracedFunction):
     ) -> tuple[TrainState, list[Tensor]]:
         """Run one step after the other.
 
-        What is the same in all steps is flattened once, and what a step passes to the next stays
-        flat.
+        Arguments that are the same in all steps are flattened once, and the state stays a flat
+        list from one step to the next.
 
         Args:
             arguments: Of the first step.
@@ -40,7 +40,8 @@ class TracedStep(TracedFunction):
         leaves = torch_pytree.tree_leaves(arguments)
         first = len(torch_pytree.tree_leaves(state))
         at_batch = first + len(torch_pytree.tree_leaves(fixed))
-        at_ctx = at_batch + len(batch) + len(rows)
+        at_rows = at_batch + len(batch)
+        at_ctx = at_rows + len(rows)
         at_step, at_key = (
             at_ctx + len(torch_pytree.tree_leaves(ctx[: Context._fields.index(name)]))
             for name in ("step", "key")
@@ -55,12 +56,9 @@ class TracedStep(TracedFunction):
                 _with_strides(leaf, stride)
                 for leaf, stride in zip(leaves[:first], self.strides, strict=False)
             ]
-            for now, number, key in step_inputs:
-                leaves[at_batch : at_batch + len(now)], leaves[at_step], leaves[at_key] = (
-                    now,
-                    number,
-                    key,
-                )
+            for step_batch, number, key in step_inputs:
+                leaves[at_batch:at_rows] = step_batch
+                leaves[at_step], leaves[at_key] = number, key
                 answer = self.run(*[leaves[place] for place in self.places])
                 leaves[:first] = answer[:first]
                 losses.append(answer[first])

@@ -113,11 +113,11 @@ def run_eagerly(
             done.append(active.cut(slice(count, None), dims))
             active = active.cut(slice(0, count), dims)
         width = int(schedule.batch_sizes[:count, step].max())
-        now = active.ctx._replace(step=numbers[step], key=step_keys[:count, step])
+        step_ctx = active.ctx._replace(step=numbers[step], key=step_keys[:count, step])
         batch = make_batch(
-            task, schedule.ids[:count, step, :width], batch_sizes[:count, step, None], now.key
+            task, schedule.ids[:count, step, :width], batch_sizes[:count, step, None], step_ctx.key
         )
-        state, loss = step_all(active.state, active.fixed, batch, active.rows, now)
+        state, loss = step_all(active.state, active.fixed, batch, active.rows, step_ctx)
         active = active._replace(state=state, loss=active.loss + loss)
     done.append(active)
     # the clients with most steps are first in the stack and end last
@@ -156,7 +156,7 @@ def _cut(value: Any, part: slice) -> Any:
 
 
 def _cut_where(value: Any, dims: Any, part: slice) -> Any:
-    """The same, where `dims` has a client axis."""
+    """Some of the clients, of those values that have a client axis in `dims`."""
     if isinstance(dims, tuple):
         return type(value)(
             *(_cut_where(item, dim, part) for item, dim in zip(value, dims, strict=True))

@@ -121,7 +121,7 @@ class VectorizedEngine(StackEvaluator):
         return None
 
     def _train_stack(self, slices: Sequence[RunSlice]) -> list[Reply]:
-        """The whole round of the clients of a stack."""
+        """Train the clients of a stack, from the first hook to their replies."""
         task, work = self.task, slices[0].run.work
         ctx, dims, rows = self._make_context(slices)
         received = ctx.client_state
@@ -133,20 +133,20 @@ class VectorizedEngine(StackEvaluator):
         for number, phase in enumerate(client_plan.phases_of(task, work)):
             keys = run_slices.phase_keys(slices, number)
             schedule, split = self._plan_phase(slices, number, phase, rows, keys)
-            now = self._phase_context(ctx, schedule, keys)
+            phase_ctx = self._phase_context(ctx, schedule, keys)
             old = model
             model, tracker_state, summed = self._train_phase(
-                model, now, dims, number, schedule, rows, split
+                model, phase_ctx, dims, number, schedule, rows, split
             )
-            ctx, losses = ctx._replace(tracker_state=tracker_state), summed / now.steps
+            ctx, losses = ctx._replace(tracker_state=tracker_state), summed / phase_ctx.steps
             total += schedule.steps
             if phase.accept is not None:
-                model = self._accept(phase, rows, old, model, now, dims)
+                model = self._accept(phase, rows, old, model, phase_ctx, dims)
         client_state, payload = self._client_final(rows, model, payload, received, ctx, dims, total)
         return run_slices.make_replies(slices, model, payload, client_state, losses)
 
     def _make_context(self, slices: Sequence[RunSlice]) -> tuple[Context, Context, ClientIndices]:
-        """-> the stack's context, which of it has a client axis, the clients' examples"""
+        """-> the stack's context, its `in_dims` for `vmap`, the clients' examples"""
         (ctx, dims), rows = run_slices.make_context(slices), run_slices.rows_of(slices)
         # batch norm writes into buffers even before the first step: every client needs its own
         if dims.start.params is None:
@@ -208,7 +208,7 @@ class VectorizedEngine(StackEvaluator):
     def _map_clients(
         self, function: Callable[..., Result], in_dims: tuple[Any, ...]
     ) -> Callable[..., Result]:
-        """What one client computes outside its steps, for a stack of clients."""
+        """A function of one client, such as a hook outside the steps, for a stack of clients."""
         return self.with_kernels(vmap(function, in_dims=in_dims))
 
     def _plan_phase(
@@ -219,7 +219,7 @@ class VectorizedEngine(StackEvaluator):
         rows: ClientIndices,
         keys: np.ndarray,
     ) -> tuple[BatchSchedule, PrefixSplit | None]:
-        """-> the batches of a phase, and where the network is cut for it, if anywhere"""
+        """-> the batches of a phase, and its network in two pieces if it has a frozen prefix"""
         indices, batch_sizes = run_slices.plan(slices, number, phase)
         split = self._find_split(phase, rows.train, int(batch_sizes.sum()))
         ids = rows.train if split is None else flat_indices(rows.train)
@@ -310,7 +310,7 @@ class VectorizedEngine(StackEvaluator):
         active: ActiveClients,
         schedule: BatchSchedule,
     ) -> GraphedPhase:
-        """The captured phase that fits; else a new one, in place of the least recently used."""
+        """Captured steps that fit; else new ones, in place of the least recently used."""
         # the clients of another run may have more examples
         batch = max(min(task.batch_size, task.population.max_client_size), schedule.ids.shape[2])
         cached_features = task is not self.task

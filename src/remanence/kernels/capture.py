@@ -53,32 +53,32 @@ def copy_tensors(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def capture(
-    compute: Callable[[], Any], take: Callable[[], Any], pool: Any = None
+    warmup: Callable[[], Any], step: Callable[[], Any], pool: Any = None
 ) -> Callable[[], None]:
     """Capture a function as a CUDA graph.
 
     Args:
-        compute: The same computation as `take` without side effects. It runs first, in a stream of
+        warmup: The same computation as `step` without side effects. It runs first, in a stream of
             its own, so that libraries choose their kernels and the compiler finishes.
-        take: The function to capture.
+        step: The function to capture.
         pool: The memory pool of the graph.
 
     Returns:
         A function that replays the graph.
     """
     current = torch.cuda.current_stream()
-    warmup = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    warmup.wait_stream(current)
-    with torch.cuda.stream(warmup), cudnn_benchmark():
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream), cudnn_benchmark():
         for _ in range(2):
-            compute()
-    current.wait_stream(warmup)
+            warmup()
+    current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with garbage_collection_off(), torch.cuda.graph(graph, pool=pool), cudnn_benchmark():
-        take()
+        step()
 
     # the default argument keeps the tensors alive that the graph reads
-    def replay(needed: Any = take) -> None:
+    def replay(needed: Any = step) -> None:
         graph.replay()
 
     return replay
