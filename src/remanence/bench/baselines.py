@@ -25,23 +25,23 @@ from remanence.training.state import RunState
 EVAL_BATCH = 500
 
 
-def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork) -> nn.Module:
+def train_clients(experiment: BuiltExperiment, state: RunState, work: ClientWork) -> nn.Module:
     """One round of FedAvg, client by client; of Flashback if the method fills `server_train`.
 
     Returns:
         The new global model.
     """
     task, device = experiment.task, experiment.task.info.device
-    indices = task.population.at(job.time_step).train
+    indices = task.population.at(work.time_step).train
     received = plain_model(experiment)
     distiller = task.method.part_filling("server_train")
     pi = None if distiller is None else state.server.state[distiller.name]["pi"]
     models, sizes, counts = [], [], []
-    for client in job.clients.tolist():
+    for client in work.clients.tolist():
         ids = torch.from_numpy(indices.for_client(client)).to(device)
         model = copy.deepcopy(received)
         plan = plan_batches(
-            job.key.fold_in("client", client, "plan", 0),
+            work.key.fold_in("client", client, "plan", 0),
             len(ids),
             task.batch_size,
             experiment.config.local.epochs,
@@ -58,13 +58,13 @@ def train_clients(experiment: BuiltExperiment, state: RunState, job: ClientWork)
                 (pi / (label_counts + pi)).nan_to_num().unsqueeze(0),
             )
         )
-        fit(model, experiment, job, ids, plan.indices, plan.batch_sizes, teacher)
+        fit(model, experiment, work, ids, plan.indices, plan.batch_sizes, teacher)
         models.append(model)
         sizes.append(len(ids))
         counts.append(label_counts)
     merged = average(models, sizes)
     if pi is not None:
-        distil_at_server(merged, received, models, torch.stack(counts), pi, experiment, job)
+        distil_at_server(merged, received, models, torch.stack(counts), pi, experiment, work)
     return merged
 
 
@@ -80,14 +80,14 @@ Teacher = tuple[Callable[[Tensor, Tensor], Tensor], Tensor]
 def fit(
     model: nn.Module,
     experiment: BuiltExperiment,
-    job: ClientWork,
+    work: ClientWork,
     ids: Tensor,
     plan: np.ndarray,
     batch_sizes: np.ndarray,
     teacher: Teacher | None,
 ) -> None:
     """Train a model in place on the examples `ids` [n], by a plan [steps, batch] of positions."""
-    task, optimizer = experiment.task, make_optimizer(model, experiment, job)
+    task, optimizer = experiment.task, make_optimizer(model, experiment, work)
     for step, width in enumerate(batch_sizes.tolist()):
         place = torch.from_numpy(plan[step, :width]).to(ids.device)
         batch = ids[place]
@@ -117,7 +117,7 @@ def distil_at_server(
     counts: Tensor,
     pi: Tensor,
     experiment: BuiltExperiment,
-    job: ClientWork,
+    work: ClientWork,
 ) -> None:
     """Flashback's distillation at the server, from the clients' models and the received one."""
     task = experiment.task
@@ -136,12 +136,12 @@ def distil_at_server(
     distiller = task.method.part_filling("server_train")
     assert distiller is not None
     epochs = distiller.arguments["server_epochs"]
-    key = job.key.fold_in("server", "fit").fold_in("call", 0, "plan")
+    key = work.key.fold_in("server", "fit").fold_in("call", 0, "plan")
     plan = plan_batches(key, len(public), task.batch_size, epochs)
     fit(
         merged,
         experiment,
-        job,
+        work,
         public,
         plan.indices,
         plan.batch_sizes,
@@ -166,9 +166,9 @@ def average(models: list[nn.Module], sizes: list[int]) -> nn.Module:
 
 
 def make_optimizer(
-    model: nn.Module, experiment: BuiltExperiment, job: ClientWork
+    model: nn.Module, experiment: BuiltExperiment, work: ClientWork
 ) -> torch.optim.Optimizer:
-    hparams, name = job.optimizer_hparams, experiment.task.optimizer.name
+    hparams, name = work.optimizer_hparams, experiment.task.optimizer.name
     if name == "adam":
         return torch.optim.Adam(
             model.parameters(),
@@ -236,7 +236,7 @@ def make_scoring_lower_bound(
     return run
 
 
-def make_lower_bound(experiment: BuiltExperiment, job: ClientWork) -> Callable[[], None]:
+def make_lower_bound(experiment: BuiltExperiment, work: ClientWork) -> Callable[[], None]:
     """The lower bound: one model trains on as many examples, in batches as large as those of all
     clients together, so that only the arithmetic remains.
 
@@ -245,11 +245,11 @@ def make_lower_bound(experiment: BuiltExperiment, job: ClientWork) -> Callable[[
     task, device = experiment.task, experiment.task.info.device
     indices = np.concatenate(
         [
-            task.population.at(job.time_step).train.for_client(client)
-            for client in job.clients.tolist()
+            task.population.at(work.time_step).train.for_client(client)
+            for client in work.clients.tolist()
         ]
     )
-    batch = min(task.batch_size * len(job.clients), len(indices))
+    batch = min(task.batch_size * len(work.clients), len(indices))
     steps = max(1, round(experiment.config.local.epochs * len(indices) / batch))
     order = np.concatenate(
         [
@@ -259,7 +259,7 @@ def make_lower_bound(experiment: BuiltExperiment, job: ClientWork) -> Callable[[
     )
     ids = torch.from_numpy(indices[order[: steps * batch]].reshape(steps, batch)).to(device)
     model = plain_model(experiment)
-    optimizer = make_optimizer(model, experiment, job)
+    optimizer = make_optimizer(model, experiment, work)
     if device.type == "cuda":
         for group in optimizer.param_groups:
             group["capturable"] = True
@@ -277,11 +277,11 @@ def make_lower_bound(experiment: BuiltExperiment, job: ClientWork) -> Callable[[
         optimizer.step()
         number.add_(1).remainder_(steps)
 
-    take = capture(step) if device.type == "cuda" else step
+    run_step = capture(step) if device.type == "cuda" else step
 
     def run() -> None:
         for _ in range(steps):
-            take()
+            run_step()
 
     return run
 

@@ -43,18 +43,15 @@ class PlainEngine(BaseEngine):
                 self._fit(work, client, number, phase)
                 if phase.accept is not None and not self._improved(before, work, client):
                     self._load(before)
-            kept, nothing_for_the_log = (
-                pytree.take(work.client_state, slice(place, place + 1)),
-                torch.zeros(1),
-            )
+            client_state = pytree.take(work.client_state, slice(place, place + 1))
             yield client_plan.make_reply(
                 self.task,
                 work,
                 np.array([client]),
                 ModelState.stack([self._state()]),
                 {},
-                kept,
-                nothing_for_the_log,
+                client_state,
+                torch.zeros(1),  # no mean loss for the log
             )
 
     def _fit(self, work: ClientWork, client: int, number: int, phase: Phase) -> None:

@@ -27,7 +27,8 @@ ROWS = {"cpu": 50, "cuda": 2_500}  # examples of a chunk: fit into the cache, or
 
 @dataclass(frozen=True)
 class CompiledEvalModel(Model):
-    """The same network, compiled for evaluation.
+    """The same network for evaluation: images channels-last and, if `compiled`, the forward pass
+    compiled.
 
     Where it cannot be compiled, it runs eagerly, and the reason is added to `degraded_reasons`.
     """

@@ -42,7 +42,7 @@ def eval_groups(
 def eval_rows(
     task: TrainingTask, split: str, owners: np.ndarray | None, time_step: int
 ) -> tuple[Tensor, Tensor, int]:
-    """The same as `flatten_groups` of `eval_groups`."""
+    """The groups that `Engine.score` counts as one list. -> as `flatten_groups`"""
     return flatten_groups(eval_groups(task, split, owners, time_step), task.info.device)
 
 

@@ -55,7 +55,7 @@ def select_attackers(
     config: Experiment,
     method: ComposedMethod,
     dataset: ArrayDataset,
-    division: FederatedData,
+    federated: FederatedData,
     key: Key,
 ) -> tuple[Adversary, FederatedData]:
     """Select the attackers and poison their data; none where the settings name no attack."""
@@ -65,10 +65,10 @@ def select_attackers(
         raise InputError(f"{central} has no clients that could be hostile: leave out --attack")
     known = data_info(dataset)
     check_attacks(attacks, known, dataset.shape, method.part_filling("peers") is None)
-    adversary = Adversary.select(attacks, division.population.num_clients, key)
-    views, steps = adversary.poison(division.train, division.population.time_steps, known, key)
+    adversary = Adversary.select(attacks, federated.population.num_clients, key)
+    views, steps = adversary.poison(federated.train, federated.population.time_steps, known, key)
     return adversary, replace(
-        division, train=views, population=replace(division.population, time_steps=tuple(steps))
+        federated, train=views, population=replace(federated.population, time_steps=tuple(steps))
     )
 
 

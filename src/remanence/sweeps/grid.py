@@ -198,11 +198,11 @@ def _run_grid(
                 f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
             )
             runs.append(QueuedRun(folder, cell.config, title))
-    go_on_with = f"remanence resume {out}"
+    resume_command = f"remanence resume {out}"
     run_all(
         runs,
         {"": choice},
-        go_on_with,
+        resume_command,
         progress=progress,
         time_limit=time_limit,
         batch_runs=batch_runs,

@@ -50,7 +50,7 @@ class QueuedRun:
 def run_all(
     runs: Sequence[QueuedRun],
     choices: dict[str, EngineChoice],
-    go_on_with: str,
+    resume_command: str,
     *,
     progress: Progress,
     time_limit: TimeLimit,
@@ -62,7 +62,7 @@ def run_all(
     Args:
         runs: In this order.
         choices: Engines by task; a missing one is chosen and added.
-        go_on_with: The command that resumes them, for the message of a run that is stopped.
+        resume_command: The command that resumes them, for the message of a run that is stopped.
         progress: Prints.
         time_limit: The time limit.
         batch_runs: The most runs in one stack; 0: as many as fit.
@@ -80,7 +80,7 @@ def run_all(
                 _run_batched(group, choice, progress, time_limit, objects)
         except Stopped as stop:
             raise Stopped(
-                f"stopped in {_name(group)}, all saved: go on with {go_on_with}", stop.exit_code
+                f"stopped in {_name(group)}, all saved: go on with {resume_command}", stop.exit_code
             ) from None
         runs = runs[len(group) :]
 

@@ -54,7 +54,8 @@ class RayEngine(BaseEngine):
             than there are clients.
         inner: "sequential" or "vectorized"; empty: the fastest there.
         stack: As in `VectorizedEngine`; 0: its default.
-        execution: As in `VectorizedEngine`.
+        execution: As in `VectorizedEngine`, for the workers. The engine's own attribute stays
+            "eager", so that training at the server is not compiled.
         address: Of a running cluster; empty: see `connection.connect`.
         device: "cpu" or "cuda", where the workers compute; empty: the device of the task.
         cpus: Cores of a worker, which computes with as many threads on a CPU.
