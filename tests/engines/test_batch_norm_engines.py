@@ -4,18 +4,20 @@ the cure, and auto never picks it.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from engines.test_equal_engines import with_clients
 from torch import nn
 
 from remanence.core.errors import InputError
 from remanence.core.progress import NullProgress
 from remanence.data.population import ClientData, PartitionIndices
-from remanence.engines.autotune import choose_engine
+from remanence.engines.autotune import choose_engine, choose_execution
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
@@ -134,3 +136,17 @@ def test_a_batch_of_one_is_refused_with_the_cure(engine: str, tmp_path: Path) ->
             tmp_path / "run",
             module=module,
         )
+
+
+def test_clients_are_stacked_whose_trial_alone_would_need_padding() -> None:
+    """Four and six examples in batches of 4: equal batches where both clients have one, but in a
+    trial of more steps the batch of two meets one of four.
+    """
+    small = small_experiment("fedavg", UNEQUAL | {"local.epochs": 1}, module=batch_norm_net())
+    experiment = with_clients(small, [4, 6])
+    work = make_work(experiment, first_state(experiment), 1)
+    ticks = itertools.count()
+    choice = choose_execution(experiment.task, work, 64, 1, 1, lambda: float(next(ticks)))
+    assert choice.name == "vectorized"
+    assert "eager 500.00" in choice.reason  # one second for two steps
+    assert "vectorized" in choose_engine(experiment.task, work, workers=1).reason

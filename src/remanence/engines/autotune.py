@@ -127,12 +127,12 @@ def choose_execution(
     task: TrainingTask, work: ClientWork, stack: int, rounds: int, threads: int, clock: Clock
 ) -> EngineChoice:
     """How the steps of a stack run best: eager, captured or, in a long run, compiled."""
-    trial = replace(task, phases=(Phase(steps=LONG_TRIAL_STEPS),))
-    some = work.select(slice(stack))
+    trial, some = _make_trial(task, LONG_TRIAL_STEPS), work.select(slice(stack))
+    steps = int(expected_steps(trial, some).max())
     times: dict[str, float] = {}
     failure = ""
     # the length of the run, in trials
-    trials = rounds * int(expected_steps(task, work).max()) / LONG_TRIAL_STEPS
+    trials = rounds * int(expected_steps(task, work).max()) / steps
     for execution in EXECUTIONS:
         if execution == "compiled" and trials * min(times.values()) < COMPILING_PAYS_S:
             break
@@ -143,8 +143,7 @@ def choose_execution(
             times[execution] = seconds
     best = take_simplest(times)
     measured = ", ".join(
-        f"{execution} {1e3 * seconds / LONG_TRIAL_STEPS:.2f}"
-        for execution, seconds in times.items()
+        f"{execution} {1e3 * seconds / steps:.2f}" for execution, seconds in times.items()
     )
     reason = (
         f"vectorized: {len(some.clients)} clients as one batched computation on"
@@ -244,22 +243,19 @@ class Timings:
 
     def run(self, candidate: Candidate, steps: int) -> None:
         """Measure a candidate; one that cannot run is left out."""
+        trial = _make_trial(self.task, steps)
         try:
             engine = make_engine(
-                candidate.name,
-                replace(self.task, phases=(Phase(steps=steps),)),
-                candidate.stack,
-                self.workers,
-                candidate.execution,
+                candidate.name, trial, candidate.stack, self.workers, candidate.execution
             )
-        except InputError:  # the trial's few steps may need padding where the run does not
+        except InputError:  # torch cannot map the model over a stack
             return
         with contextlib.closing(engine):
             seconds = _min_time(2, engine, self.work, self.clock)
         if engine.degraded_reason:
             self.failure = f"; {engine.degraded_reason}"
         else:
-            self.times[candidate] = seconds / (steps * len(self.work.clients))
+            self.times[candidate] = seconds / int(expected_steps(trial, self.work).sum())
 
     def refine(self, length: int) -> None:
         """Also measure traced and compiled steps, where a run of `length` steps gains by them."""
@@ -292,6 +288,18 @@ def take_simplest(times: Mapping[EngineKey, float]) -> EngineKey:
     'captured'
     """
     return next(each for each, seconds in times.items() if seconds <= TIE * min(times.values()))
+
+
+def _make_trial(task: TrainingTask, steps: int) -> TrainingTask:
+    """The task with so many local steps, or as it is if these alone would need padding.
+
+    Clients whose sizes are not equal can have equal batches in their first steps only.
+    """
+    trial = replace(task, phases=(Phase(steps=steps),))
+    only_trial_padded = (
+        task.model.depends_on_batch and needs_padding(trial) and not needs_padding(task)
+    )
+    return task if only_trial_padded else trial
 
 
 def _min_time(times: int, engine: Engine, work: ClientWork, clock: Clock) -> float:

@@ -46,13 +46,11 @@ from remanence.training.task import ClientIndices, TrainingTask
 # (state, summed loss, fixed, batch, examples, context): updates the first two in place
 UpdateStep = Callable[..., None]
 
-# The sizes of a stack at which steps are captured. Tracing takes seconds for each size, so traced
-# steps have fewer.
-ALL_SIZES_UP_TO = (
-    16  # every size, if the whole stack is at most this large and steps are not traced
-)
-SIZE_RATIO = 0.8  # otherwise a size and the next larger one
-TRACED_SIZE_RATIO = 0.5  # the same for traced steps
+# The sizes of a stack at which steps are captured: all sizes of a small stack, else sizes that
+# differ by a factor. Tracing takes seconds for each size, so traced steps always have few.
+ALL_SIZES_UP_TO = 16
+SIZE_RATIO = 0.8
+TRACED_SIZE_RATIO = 0.5
 # A shape, such as that of a short last batch, is compiled only if it has at least this share of a
 # phase's steps.
 MIN_COMPILED_SHARE = 0.2
