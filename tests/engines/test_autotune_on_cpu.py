@@ -28,8 +28,8 @@ Times = dict[tuple[str, int, str], float]
 
 
 def kind(engine: Engine) -> tuple[str, int, str]:
-    """Name, stack and steps; a loop has neither, and a stack of its own is as large as it gets."""
-    return engine.name, getattr(engine, "stack", 0), getattr(engine, "execution", "eager")
+    """Name, stack (0: the engine has none) and execution."""
+    return engine.name, getattr(engine, "stack", 0), engine.execution
 
 
 def choose_with(

@@ -1,9 +1,8 @@
-"""Steps recorded and replayed from fixed places in memory equal `sequential`, whatever the method; where
-recording or memory fails, the run goes on.
+"""Captured steps, which read and write fixed memory, equal those of `sequential`, whatever the method;
+where capturing or memory fails, the run continues.
 
-On a CPU a recording is a flat list of operations. Writing it down takes a second each time, so most
-tests leave that part out and replay the plain step from the same places; on CUDA the very same code
-records a CUDA graph.
+On a CPU a step is traced to a flat list of operations, which takes a second each time. Most tests
+therefore run the eager step on the same memory; on CUDA the same code captures a CUDA graph.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def assert_equals_loop(
     assert distance <= TOLERANCE, f"differs from sequential by {distance:.1e} at {place}"
 
 
-def assert_recorded_equals_loop(
+def assert_captured_equals_sequential(
     experiment: BuiltExperiment, stack: int, steps: str = "captured"
 ) -> VectorizedEngine:
     engine = VectorizedEngine(experiment.task, stack, steps)
@@ -74,11 +73,11 @@ def assert_recorded_equals_loop(
 @pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("method", [fast_config(name) for name in METHODS])
 def test_every_method(method: str) -> None:
-    assert_recorded_equals_loop(small_experiment(method), stack=3)
+    assert_captured_equals_sequential(small_experiment(method), stack=3)
 
 
 @pytest.mark.parametrize("steps", ["captured", pytest.param("compiled", marks=pytest.mark.slow)])
-def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
+def test_a_step_returns_an_input_under_another_name(steps: str) -> None:
     """A part may remember the parameters before the step: they lie where the new ones are about
     to be written.
     """
@@ -114,7 +113,7 @@ def test_what_a_step_hands_on_under_another_name(steps: str) -> None:
     torch.testing.assert_close(ours.sort().values, plain.sort().values, rtol=1e-10, atol=0)
 
 
-def test_memory_is_read_before_it_is_written() -> None:
+def test_tensors_are_read_before_they_are_overwritten() -> None:
     """Two that change places, one that stays, one turned around, one that is new."""
     a, b, c, d, e = (torch.arange(4.0).reshape(2, 2) + 10 * number for number in range(5))
     wanted = [b.clone(), a.clone(), c.clone(), d.t().clone(), e + 1]
@@ -123,7 +122,7 @@ def test_memory_is_read_before_it_is_written() -> None:
 
 
 @pytest.mark.usefixtures("untraced")
-def test_memory_that_changes_its_form_is_not_recorded() -> None:
+def test_a_step_that_changes_the_form_of_its_state_is_not_captured() -> None:
     """A part may remember the batch before, of which there is none in its first step."""
     remembers = Part(
         "remembers",
@@ -141,7 +140,7 @@ def test_memory_that_changes_its_form_is_not_recorded() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_every_setting(case: str) -> None:
     changes, make_module = CASES[case]
-    assert_recorded_equals_loop(
+    assert_captured_equals_sequential(
         small_experiment(EVERYTHING, changes, module=make_module() if make_module else None),
         stack=64,
     )
@@ -157,7 +156,7 @@ def test_traced(method: str) -> None:
     """Really traced: numbers of the round, the step and the client come in as arguments,
     or the second round would repeat the first.
     """
-    assert_recorded_equals_loop(
+    assert_captured_equals_sequential(
         small_experiment(method, {"local.schedule": "cosine", "rounds": 3, "local.epochs": 2}),
         stack=64,
     )
@@ -166,15 +165,17 @@ def test_traced(method: str) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled() -> None:
-    assert_recorded_equals_loop(small_experiment("fedprox(mu=0.1)"), stack=64, steps="compiled")
+    assert_captured_equals_sequential(
+        small_experiment("fedprox(mu=0.1)"), stack=64, steps="compiled"
+    )
 
 
 @pytest.mark.usefixtures("untraced")
-def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_sizes_are_captured_and_the_rest_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients of 8, 4, 3, 1 and 1 rows in batches of 1: 5 are there in the first step, 3 in the
     second and third, 2 in the fourth, then 1.
 
-    Sizes are halved, so 5, 2 and 1 are recorded: with 3 clients there are two too many in the stack
+    Sizes are halved, so 5, 2 and 1 are captured: with 3 clients there are two too many in the stack
     of 5.
     """
     asked: list[cuda_graphs.GraphShape] = []
@@ -188,7 +189,7 @@ def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.Monke
         small_experiment(EVERYTHING, {"local.batch_size": 1, "data.partition": "iid"}),
         [3, 1, 8, 1, 4],
     )
-    assert_recorded_equals_loop(experiment, stack=64)
+    assert_captured_equals_sequential(experiment, stack=64)
     assert [tuple(shape) for shape in asked] == [
         (5, 1, False),
         (5, 1, True),
@@ -197,7 +198,7 @@ def test_few_sizes_are_recorded_and_the_rest_is_masked(monkeypatch: pytest.Monke
     ]
 
 
-def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
+def test_a_smaller_stack_uses_the_captured_steps_of_a_larger_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Five clients in stacks of 4 and of 1, then of 3 and of 2. Sizes are halved, so 4, 2 and 1
@@ -231,7 +232,7 @@ def test_a_smaller_stack_uses_the_recording_of_a_larger_one(
 @pytest.mark.parametrize(
     ("often", "compiled"), [(0.1, [True, True, True]), (0.2, [False, True, False])]
 )
-def test_what_is_rare_is_not_compiled(
+def test_rare_shapes_are_not_compiled(
     often: float, compiled: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clients of 7, 6, 1 and 1 rows in batches of 1: of 7 steps the first is of four clients,
@@ -247,11 +248,11 @@ def test_what_is_rare_is_not_compiled(
     experiment = with_clients(
         small_experiment("fedavg", {"local.batch_size": 1, "data.partition": "iid"}), [7, 6, 1, 1]
     )
-    assert_recorded_equals_loop(experiment, stack=64, steps="compiled")
+    assert_captured_equals_sequential(experiment, stack=64, steps="compiled")
     assert seen == compiled
 
 
-def test_what_cannot_be_recorded_is_run_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_cannot_be_captured_run_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise NotImplementedError("no such operation\nin this graph")
 
@@ -314,7 +315,7 @@ def test_one_client_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_whose_the_memory_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_other_processes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 80 GB 2 are free and 5 ours: other processes have 73."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2 * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5 * 10**9)
@@ -365,7 +366,7 @@ class Clock:
         ({"eager": 2.0, "captured": 1.0, "compiled": 0.97}, 10_000, "captured"),  # 3% may be chance
     ],
 )
-def test_how_steps_are_run_is_measured(
+def test_the_execution_of_steps_is_measured(
     monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], rounds: int, steps: str
 ) -> None:
     experiment = small_experiment("fedavg")
@@ -382,7 +383,7 @@ def test_how_steps_are_run_is_measured(
     assert engine.execution == steps
 
 
-def test_the_choice_says_why_steps_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_says_why_steps_cannot_be_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise NotImplementedError("no such operation")
 
@@ -418,7 +419,7 @@ def test_eager_steps_are_a_choice_even_where_they_are_degraded(
     assert choice.reason.endswith("; convolutions are left to torch (no C compiler)")
 
 
-def test_a_short_run_on_a_cpu_tries_nothing_of_the_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_run_on_a_cpu_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
     monkeypatch.setattr(cuda_graphs, "TracedFunction", None)
     assert (
@@ -443,7 +444,7 @@ def test_sizes() -> None:
     assert [round_up(n) for n in (0, 1, 2, 3, 64, 65)] == [0, 1, 2, 4, 64, 128]
 
 
-def test_rooms_hold_real_rows_only() -> None:
+def test_padding_repeats_real_examples() -> None:
     """Three rows become four by repeating the client's first with weight 0, whatever stood
     there before; no rows stay none.
     """
@@ -466,7 +467,7 @@ def test_rooms_hold_real_rows_only() -> None:
 
 
 @pytest.mark.usefixtures("untraced")
-def test_a_narrower_batch_is_filled_up_with_a_row_of_its_client() -> None:
+def test_a_smaller_batch_is_padded_with_an_example_of_its_client() -> None:
     """Clients of 8 and of 7 rows, one after the other in the same memory, in one batch each."""
     experiment = with_clients(
         small_experiment(
@@ -474,7 +475,7 @@ def test_a_narrower_batch_is_filled_up_with_a_row_of_its_client() -> None:
         ),
         [8, 7],
     )
-    engine = assert_recorded_equals_loop(experiment, stack=1)
+    engine = assert_captured_equals_sequential(experiment, stack=1)
     assert len(engine.graphs) == 1
     seen = engine.graphs[0].ids[0, 0].tolist()
     assert sorted(seen[:7]) == sorted(experiment.task.population.at(0).train.for_client(1))

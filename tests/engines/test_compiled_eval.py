@@ -17,7 +17,7 @@ from remanence.models.lenet import lenet
     "rows",
     [1, compiled_eval.ROWS["cpu"] - 3, compiled_eval.ROWS["cpu"], compiled_eval.ROWS["cpu"] + 3],
 )
-def test_it_says_the_same(compiled: bool, rows: int) -> None:
+def test_the_logits_are_the_same(compiled: bool, rows: int) -> None:
     x = torch.randn(rows + 1, 3, 16, 16, dtype=torch.float64)
     model = functionalize(lenet((3, 16, 16), 4), x, 4, dtype=torch.float64)
     problems: list[str] = []
@@ -48,7 +48,7 @@ class Moody(nn.Module):
         return y if y.sum() > 0 else -y
 
 
-def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
+def test_a_network_that_cannot_be_compiled_runs_eagerly() -> None:
     x = torch.randn(compiled_eval.ROWS["cpu"], 3)
     model, problems = functionalize(Moody(), x, 2), list[str]()
     quick = compile_for_eval(model, True, problems)
@@ -62,7 +62,7 @@ def test_what_cannot_be_compiled_is_called_as_it_is() -> None:
     assert problem.startswith("evaluation could not be compiled (")
 
 
-def test_rows_that_influence_each_other_are_not_cut_into_pieces() -> None:
+def test_batches_whose_examples_influence_each_other_are_not_cut() -> None:
     network = nn.Sequential(
         nn.Conv2d(1, 2, 1),
         nn.BatchNorm2d(2, track_running_stats=False),

@@ -62,7 +62,7 @@ class Mixing(Net):
 
 
 class Shortcut(Net):
-    """The images themselves are needed behind the front, too."""
+    """The suffix needs the images, too."""
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.dense(self.conv(x).flatten(1))) + x.flatten(1)[:, :4]
@@ -136,7 +136,7 @@ def test_a_network_that_cannot_be_traced_is_trained_whole() -> None:
     assert find_split(experiment.task, HEAD) is None
 
 
-def test_who_looks_at_the_inputs() -> None:
+def test_which_parts_read_the_inputs() -> None:
     """Terms, gradients of their own, trackers and strangers' losses may; augmented inputs are
     others in every epoch.
     """
@@ -194,10 +194,10 @@ def test_the_numbers_are_the_same(middle: Callable[[], nn.Module] | None) -> Non
     ],
     ids=["sequential", "stack"],
 )
-def test_the_numbers_are_the_same_where_steps_are_written_down(
+def test_the_numbers_are_the_same_with_captured_steps(
     make: Callable[[TrainingTask], FastSequentialEngine | VectorizedEngine],
 ) -> None:
-    """The second round has other rows behind the same recorded steps."""
+    """The second round has other examples and uses the same captured steps."""
     changes = IMAGES | {"data.partition": "dirichlet(alpha=0.5, samples=8)", "clients.sample": 3}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=init_module(Net, Key(0)))
     expected, _ = run_rounds(experiment, SequentialEngine(experiment.task), 2)
@@ -207,9 +207,9 @@ def test_the_numbers_are_the_same_where_steps_are_written_down(
     assert engine.degraded_reason == ""
 
 
-def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> None:
+def test_captured_steps_serve_rounds_of_fewer_and_smaller_clients() -> None:
     """Activations are laid into the memory of the first round's; clients of another length,
-    rounded up, have recordings of their own.
+    rounded up, have captured steps of their own.
     """
     changes = IMAGES | {"data.partition": "quantity(power=0.3, minimum=1)"}
     experiment = small_experiment(tuning(TWO_PHASES), changes, module=init_module(Net, Key(0)))
@@ -226,10 +226,10 @@ def test_a_stack_s_recording_serves_rounds_of_fewer_and_smaller_clients() -> Non
             <= TOLERANCE
         )
     assert engine.degraded_reason == ""
-    assert [recording.cached_features for recording in engine.graphs] == [False, True] * 2
+    assert [graph.cached_features for graph in engine.graphs] == [False, True] * 2
 
 
-def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would() -> None:
+def test_a_stack_is_not_cut_where_its_steps_compute_fewer_examples_than_the_prefixes() -> None:
     """Rows that pad count: clients of 30 to 1 rows are padded to 30 each. One epoch of equal
     clients sees each row once, and so would the prefixes.
     """
@@ -251,7 +251,7 @@ def test_a_stack_is_not_cut_where_its_steps_see_fewer_rows_than_its_fronts_would
     assert [is_cut(skewed, 2), is_cut(skewed, 6)] == [False, True]
 
 
-def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
+def test_batch_norm_behind_the_prefix_keeps_its_statistics() -> None:
     """Equal clients, a fixed convolution before a batch norm whose buffers move."""
     phases = (
         Phase(
@@ -270,7 +270,7 @@ def test_batch_norm_behind_the_front_keeps_its_statistics() -> None:
         assert max_rel_diff(state_tree(state), state_tree(expected))[1] <= TOLERANCE
 
 
-def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_prefix_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of 8 rows, batch 4, one epoch of everything and three of the head: the plain
     loop convolves in 2 + 6 steps, ours in 2 steps and once more.
     """
@@ -306,7 +306,7 @@ def test_the_front_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen["stack"] == [4, 4, 8]
 
 
-def test_no_room_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activations_that_do_not_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the whole network is run in every step, with the same result; every client begins
     with a front of its own here.
     """

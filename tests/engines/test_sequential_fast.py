@@ -1,4 +1,4 @@
-"""The loop of a worker process: steps written down, client by client or in stacks, equal to
+"""The engine of a worker process: traced steps, client by client or in stacks, equal to
 `sequential` at 1e-12 in float64.
 """
 
@@ -61,9 +61,9 @@ def assert_equals_loop(
 @pytest.mark.parametrize(
     "method", ["fedavg", "scaffold+wsm", "flashback", "hast(peers=2, depth=1, finetune_epochs=1)"]
 )
-def test_steps_written_down(method: str) -> None:
+def test_traced_steps(method: str) -> None:
     """Clients of 30 to 1 rows with batches of 8: what is too narrow is padded to an even width;
-    a schedule, so that no number is written down.
+    a schedule, so that no number may become a constant.
     """
     engine = assert_equals_loop(
         method,
@@ -84,7 +84,7 @@ def test_steps_written_down(method: str) -> None:
         assert 1 < len(known) == len(widths)
 
 
-def test_rows_that_mix_are_not_padded() -> None:
+def test_batches_of_batch_norm_are_not_padded() -> None:
     """6 rows in batches of 4: with batch norm a batch of 4 and one of 2 are two forms."""
     engine = assert_equals_loop(
         "fedavg",
@@ -97,7 +97,7 @@ def test_rows_that_mix_are_not_padded() -> None:
     assert engine.degraded_reason == ""
 
 
-def test_too_many_forms_are_not_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_forms_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sequential_fast, "MAX_FORMS", 1)
     engine = assert_equals_loop(
         "fedavg",
@@ -162,11 +162,11 @@ def test_compiled() -> None:
     assert engine.degraded_reason == ""
 
 
-# ------------------------------------------------------------------------------ a step written down
+# ---------------------------------------------------------------------------------- a traced step
 
 
 def one_step(steps: int = 2) -> tuple[TrainingTask, Any, list[Any]]:
-    """The first client's task, the arguments of its first step, and its moments."""
+    """The first client's task, the arguments of its first step, and the inputs of all its steps."""
     experiment = small_experiment("fedavg", {"local.optimizer": "adam(lr=0.01, eps=1e-4)"})
     task, job = experiment.task, make_work(experiment, first_state(experiment), 1)
     loop, client = SequentialEngine(task), int(job.clients[0])
@@ -184,7 +184,7 @@ def one_step(steps: int = 2) -> tuple[TrainingTask, Any, list[Any]]:
     )
 
 
-def test_a_tensor_at_two_places_is_told_apart() -> None:
+def test_a_tensor_that_occurs_twice_is_two_inputs() -> None:
     """Before the first step the parameters are those of the received model, the same tensors: a
     second step must read the changed ones.
     """
@@ -204,7 +204,7 @@ def test_a_tensor_at_two_places_is_told_apart() -> None:
     )
 
 
-def test_only_what_is_read_is_asked_for() -> None:
+def test_arguments_that_are_not_read_may_have_any_form() -> None:
     """Of all arguments FedAvg with Adam reads 6 parameters, 4 slots, inputs, labels, weights,
     and lr, beta1, beta2, eps: rows of other clients fit, too.
     """
@@ -232,7 +232,7 @@ def test_convolutions_are_never_stacked_in_workers() -> None:
     assert_equals_loop("flashback", IMAGES, lambda task: ProcessEngine(task, 2, stack=3), rounds=1)
 
 
-def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_gives_the_reason_for_eager_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any) -> None:
         raise NotImplementedError("no such operation")
 
@@ -244,14 +244,14 @@ def test_a_worker_says_why_it_steps_plainly(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_reasons_of_workers_are_only_added() -> None:
-    """The loop logs what is new behind the reasons it knows."""
+    """The round loop logs what follows the reasons that it knows."""
     engine = SequentialEngine(small_experiment("fedavg").task)
     engine.add_degraded_reasons(["no compiler"])
     engine.add_degraded_reasons(["no memory", "no compiler"])
     assert engine.degraded_reason == "no compiler; no memory"
 
 
-def test_work_is_dealt_out() -> None:
+def test_work_is_balanced() -> None:
     """Five clients, the largest first: singly, as two stacks for two workers, or, where a stack
     holds one or two, as four.
     """

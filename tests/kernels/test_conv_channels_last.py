@@ -186,7 +186,7 @@ def test_only_compiled_steps_use_the_layout(fused: bool, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("case", ["max pooling", "batch norm", "dropout"])
 def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on CUDA, with the written step in place of its graph. Group norm is not mapped over
+    """As on CUDA, with the traced step in place of its graph. Group norm is not mapped over
     this layout on a CPU; `remanence bench C` compares it on CUDA.
     """
     pytest.importorskip("triton", reason="Triton is not installed")

@@ -254,7 +254,7 @@ def test_control_c_saves_every_run(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert files_of(tmp_path / "cut") == files_of(tmp_path / "straight")
 
 
-def test_scoring_with_too_little_memory_looks_at_fewer_rows(
+def test_scoring_with_too_little_memory_takes_fewer_examples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Room for 7 rows of all models together: 10,000 are halved until they fit, and the counts
@@ -288,8 +288,8 @@ def test_scoring_with_too_little_memory_looks_at_fewer_rows(
     assert engine.score_rows == 4
 
 
-def test_servers_that_stop_early_do_not_part_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FedDF looks at its validation rows as often as it takes, which differs from run to run:
+def test_servers_that_stop_early_do_not_separate_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FedDF evaluates its validation examples as often as it takes, which differs from run to run:
     the next round is one stack all the same.
     """
     method, computed = (
@@ -328,7 +328,7 @@ def test_servers_compile_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
     class Compiling(VectorizedEngine):
-        """Takes the clients' steps plainly, which is quicker to try."""
+        """Runs the clients' steps eagerly, which takes less time."""
 
         def __init__(self, task: Any, *_: Any):
             super().__init__(task, 64, "eager")
@@ -374,7 +374,7 @@ def test_personal_models_are_fine_tuned_one_run_at_a_time(
     assert set(threads) == {threading.main_thread()}
 
 
-def test_more_teachers_than_a_stack_holds_are_judged_in_turn(
+def test_more_teachers_than_a_stack_holds_predict_in_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     experiment = small_experiment("fedavg", {"data.public": 9})
