@@ -49,20 +49,22 @@ class RunBatcher:
         """
         results: list[Any] = [None] * len(runs)
         self.running = len(runs)
-        with sigterm_as_interrupt():
-            for index, run in enumerate(runs):
-                arguments = (run, index, results)
-                threading.Thread(target=self._run_one, args=arguments, daemon=True).start()
-            while self.running:
-                try:
-                    self._serve()
-                # `request` raises it in every run, which saves its state and ends
-                except KeyboardInterrupt as stop:
-                    with self.change:
-                        self.stop = stop
-                        self.change.notify_all()
-        for group in self.groups:
-            group.engine.close()
+        try:
+            with sigterm_as_interrupt():
+                for index, run in enumerate(runs):
+                    arguments = (run, index, results)
+                    threading.Thread(target=self._run_one, args=arguments, daemon=True).start()
+                while self.running:
+                    try:
+                        self._serve()
+                    # `request` raises it in every run, which saves its state and ends
+                    except KeyboardInterrupt as stop:
+                        with self.change:
+                            self.stop = stop
+                            self.change.notify_all()
+        finally:
+            for group in self.groups:
+                group.engine.close()
         return results
 
     def _run_one(self, run: Callable[[], Any], index: int, results: list[Any]) -> None:
