@@ -29,10 +29,10 @@ TRIAL_STEPS = 3  # steps that a client makes in a trial
 TRIAL_CLIENTS = 16
 LONG_TRIAL_STEPS = 8  # in a trial of captured, traced or compiled steps
 EXECUTIONS = ("eager", "captured", "compiled")  # the simplest first
-# Shorter runs, in seconds of eager steps, do not gain by
-TRACING_PAYS_S = 60.0  # tracing steps, which takes a few seconds
-COMPILING_PAYS_S = 600.0  # compiling them, which takes about a minute
-COMPILING_SLOW_STEPS_PAYS_S = 3600.0  # compiling a deep network: four minutes for a ResNet-18
+# How many seconds the steps of a run must take for a slower start to pay off.
+TRACING_PAYS_S = 60.0  # tracing takes a few seconds
+COMPILING_PAYS_S = 600.0  # compiling takes about a minute
+COMPILING_SLOW_STEPS_PAYS_S = 3600.0  # the same for slow steps: four minutes for a ResNet-18
 # A candidate that takes at most this many times as long as the fastest is as good; the first one
 # tried is taken, which is the simplest.
 TIE = 1.05

@@ -8,6 +8,7 @@ import functools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,20 +36,37 @@ DEFAULT_CLIENTS = 10
 
 def load_data(config: Experiment) -> ArrayDataset:
     """Load the data that the settings name: a data set, an .npz file or a folder of images."""
-    return _load(config.data.name, config.data.dir or os.environ.get("REMANENCE_DATA", ""))
+    values = _data_call(config.data.name).arguments.values()
+    versions = tuple(_file_versions(value) for value in values if isinstance(value, str))
+    directory = config.data.dir or os.environ.get("REMANENCE_DATA", "")
+    return _load(config.data.name, directory, versions)
 
 
 @functools.lru_cache(maxsize=1)
-def _load(name: str, directory: str) -> ArrayDataset:
-    """The last data set stays in memory, for all runs of a comparison."""
-    root = Path(directory) if directory else None
+def _load(name: str, directory: str, versions: tuple[Any, ...]) -> ArrayDataset:
+    """The last data set stays in memory, for all runs of a comparison, until its files change."""
+    call = _data_call(name)
+    return data.load_dataset(call.name, call.arguments, Path(directory) if directory else None)
+
+
+def _data_call(name: str) -> expressions.Call:
+    """The reader of the data and its arguments."""
     if "(" not in name and name.endswith(".npz"):
-        call = expressions.Call("npz", {"path": name})
-    elif "(" not in name and name not in data.DATASETS and Path(name).is_dir():
-        call = expressions.Call("folder", {"path": str(Path(name).resolve())})
-    else:
-        call = expressions.parse_call(name)
-    return data.load_dataset(call.name, call.arguments, root)
+        return expressions.Call("npz", {"path": name})
+    if "(" not in name and name not in data.DATASETS and Path(name).is_dir():
+        return expressions.Call("folder", {"path": str(Path(name).resolve())})
+    return expressions.parse_call(name)
+
+
+def _file_versions(path: str) -> tuple[Any, ...]:
+    """Path, time and size of a file, or of everything in a folder; () for any other text."""
+    try:
+        root = Path(path).expanduser()
+        files = sorted(root.iterdir()) if root.is_dir() else [root]
+        states = [(file.resolve(), file.stat()) for file in files]
+        return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
+    except (OSError, ValueError, RuntimeError):  # no path, or one that cannot be read
+        return ()
 
 
 def select_attackers(
