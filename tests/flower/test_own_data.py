@@ -113,6 +113,22 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
     assert set(reply.header) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
 
 
+def test_random_numbers_do_not_follow_from_the_key_in_a_message(tmp_path: Path) -> None:
+    """The coordinator knows that key. fedavg declares no noise and draws only batches, so a site
+    with data of its own draws from secret keys whatever a part declares.
+    """
+    transport = InProcessTransport(sites_with_tables(tmp_path))
+    run_in_process(make_config(rounds=1), transport, tmp_path / "run")
+    node, message = next(
+        (node, message) for node, message in transport.sent if message.header["kind"] == "train"
+    )
+    first, second = (
+        sites_with_tables(tmp_path / name)[node].answer(message).arrays for name in ("a", "b")
+    )
+    assert (first["weight"] == second["weight"]).all()
+    assert any((first[name] != second[name]).any() for name in first if name.startswith("params/"))
+
+
 def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "ward_data.py").write_text(
