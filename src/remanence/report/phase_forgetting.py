@@ -20,6 +20,7 @@ from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_o
 from remanence.metrics.phase_decomposition import PHASES
 from remanence.report.heatmaps import Panel, arrange_panels, change_colors
 from remanence.report.line_plots import describe_steps, mark_steps
+from remanence.report.phrases import label_classes
 from remanence.report.theme import (
     Figure,
     FigureState,
@@ -183,6 +184,8 @@ def _make_state(group: Group, present: Sequence[str]) -> FigureState:
     }
     details = "; ".join(
         f"{PHASE_WORDS[phase]} loses most in round {round}: {100 * value:.1f} points"
+        if value > 0
+        else f"{PHASE_WORDS[phase]} loses nothing in any round"
         for phase, (value, round) in worst.items()
     )
     return FigureState(
@@ -208,7 +211,6 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         most, longest = max(most, len(classes)), max(longest, *map(len, classes))
         net = np.where(np.isnan(table).all(axis=0), np.nan, np.nansum(table, axis=0))
         cells = np.concatenate([table, net[None]]).T  # [C, phases + 1]
-        dots = _mark_largest(table)
         tables.append(cells)
         panels.append(
             Panel(
@@ -218,7 +220,7 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
                     x=[*(COLUMNS[phase] for phase in losses), "sum"],
                     y=[as_text(name) for name in classes],
                     z=rounded(cells),
-                    text=dots,
+                    text=_mark_largest(table),
                     texttemplate="%{text}" if len(classes) <= 30 else None,
                     hovertemplate="%{y}, %{x}: %{z:"
                     + POINTS
@@ -234,7 +236,8 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         if not np.isnan(table).all():
             phase, label = divmod(int(np.nanargmax(table)), table.shape[1])
             details.append(
-                f"{group.label}: {classes[label]} in {PHASE_WORDS[list(losses)[phase]]},"
+                f"{group.label}: {label_classes(group, table.shape[1])[label]} in"
+                f" {PHASE_WORDS[list(losses)[phase]]},"
                 f" {100 * table[phase, label]:.1f} points a round"
             )
     if not panels:
