@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
+from remanence.metrics.cached import peer_records
 from remanence.metrics.groups import Group
 from remanence.report.heatmaps import pick_frames
-from remanence.report.peers import peer_records, peer_shares, runs_with_peers, sort_clients
+from remanence.report.peers import peer_shares, runs_with_peers, sort_clients
 from remanence.report.theme import (
     Figure,
     FigureState,

@@ -10,7 +10,6 @@ from plotly import graph_objects as go
 
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import (
-    PHASE_WORDS,
     class_losses,
     decomposition_of,
     first_with_losses,
@@ -20,7 +19,7 @@ from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_o
 from remanence.metrics.phase_decomposition import PHASES
 from remanence.report.heatmaps import Panel, arrange_panels, change_colors
 from remanence.report.line_plots import describe_steps, mark_steps
-from remanence.report.phrases import label_classes
+from remanence.report.phrases import PHASE_WORDS, label_classes
 from remanence.report.theme import (
     Figure,
     FigureState,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from remanence.metrics.cached import PHASE_WORDS, class_losses, phase_means
+from remanence.metrics.cached import class_losses, phase_means
 from remanence.metrics.group_stats import forgetting_by_class
 from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_of
 from remanence.metrics.summary_rows import MethodRow
@@ -20,6 +20,13 @@ NAMED = 3  # classes and clients named in a sentence
 CLASS_FORGETTING = (
     "Accuracy that a class loses from one recorded round to the next, on average (gains count as 0)"
 )
+PHASE_WORDS = {
+    "drift": "data drift",
+    "mixing": "peer averaging",
+    "local": "local training",
+    "aggregation": "aggregation",
+    "server": "server training",
+}
 # the subject of `describe_phases`
 PHASE_CHANGES = "Change of accuracy in an average round, in points averaged over classes"
 
