@@ -1,4 +1,4 @@
-"""Change of accuracy by phase of a round: on average, over rounds, and by class."""
+"""Accuracy lost or gained in each phase of a round: on average, over rounds, and by class."""
 
 from __future__ import annotations
 
@@ -77,10 +77,10 @@ def draw_phase_decomposition(groups: Sequence[Group]) -> Figure | None:
     seeds = " Means over seeds." if any(len(group.runs) > 1 for group in groups) else ""
     return Figure(
         name="phase-decomposition",
-        title="Change of accuracy by phase of a round",
+        title="Accuracy lost by phase of a round",
         plot=go.Figure([*bars, _sum_markers(names, sums)], shape),
-        caption="Change of accuracy in an average round, split into the phases of a round: to the"
-        " right of zero a phase loses accuracy, to the left it gains. The bars of a method add up"
+        caption="Accuracy lost in an average round, split into the phases of a round: to the right"
+        " of zero a phase loses accuracy, to the left it gains. The bars of a method add up"
         " exactly to the diamond, which is left of zero while the model still improves."
         f"{seeds}",
         alt="Stacked bars of the accuracy lost in each phase of a round, mean over recorded"
@@ -125,7 +125,7 @@ def _list_changes(losses: dict[str, list[float]]) -> str:
 
 
 def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
-    """Change of accuracy by phase in every round, for a method that the reader selects."""
+    """Accuracy lost by phase in every round, for a method that the reader selects."""
     known = [group for group in groups if first_with_losses(group) is not None]
     if not known:
         return None
@@ -153,7 +153,7 @@ def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
     )
     return Figure(
         name="phases-over-rounds",
-        title="Change of accuracy by phase, over rounds",
+        title="Accuracy lost by phase, over rounds",
         plot=go.Figure(bars, shape),
         caption="Each bar is a recorded round: above zero the accuracy that its phases lose, below"
         " zero the accuracy that they gain, averaged over classes."
@@ -197,7 +197,7 @@ def _make_state(group: Group, present: Sequence[str]) -> FigureState:
 
 
 def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
-    """Change of accuracy by class and phase, one panel a method, with a dot where a class loses
+    """Accuracy lost by class and phase, one panel a method, with a dot where a class loses
     most.
     """
     panels, tables, details, most, longest = [], [], [], 0, 0
@@ -243,7 +243,7 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         return None
     return Figure(
         name="phases-by-class",
-        title="Change of accuracy by class and phase",
+        title="Accuracy lost by class and phase",
         plot=arrange_panels(
             panels,
             max(120, min(20 * most, 420)),
