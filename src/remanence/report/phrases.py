@@ -118,6 +118,18 @@ def describe_worst_phase(group: Group, phase: str) -> str:
     )
 
 
+def describe_drop(drop: float) -> str:
+    """What the accuracy of clients does after a drift: its lowest point against the end of the
+    time step before.
+
+    >>> describe_drop(0.25), describe_drop(-0.032)
+    ('fall by 25.0 points at worst', 'stay at least 3.2 points above their accuracy before it')
+    """
+    if drop > 0:
+        return f"fall by {percent(drop)} points at worst"
+    return f"stay at least {percent(-drop)} points above their accuracy before it"
+
+
 def describe_unfinished(row: MethodRow) -> str:
     """Such as `1 of 3 runs is unfinished`; empty where all have ended."""
     if not row.unfinished:
