@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from in_process import SHORT_TIMEOUTS, InProcessTransport, make_site, run_in_process, small_config
 from run_states import assert_equals_sequential, last_state
 
 from remanence.core.errors import InputError, RunFailed
-from remanence.flower.site import Site
+from remanence.core.slots import Part
+from remanence.flower.site import Site, decline_undeclared
 from remanence.flower.transport import Response
 from remanence.flower.wire import WireMessage
+from remanence.methods import PARTS
 from remanence.results.run import Run
 
 ALL_CLIENTS = {"clients.sample": 6, "record.validation": False}
@@ -58,6 +61,58 @@ def test_a_site_that_declines_is_logged_with_a_code_and_the_others_continue(tmp_
         assert codes(line) == [(2, "policy"), (3, "policy")]
         assert "does not send them (policy.label_counts)" in line["rejected"][0]["reason"]
     assert "site site-1 declines (policy)" in log_of(run)
+
+
+def messages_by_kind(transport: InProcessTransport, node: int) -> dict[str, WireMessage]:
+    return {message.header["kind"]: message for to, message in transport.sent if to == node}
+
+
+def test_a_method_that_the_policy_excludes_gets_no_answer_to_any_message(tmp_path: Path) -> None:
+    transport = InProcessTransport(three_sites(tmp_path))
+    run_in_process(small_config("fedbn+wsm", rounds=1, **ALL_CLIENTS), transport, tmp_path / "run")
+    messages = messages_by_kind(transport, 10)
+    assert set(messages) == {"ping", "train", "personal"}
+    policy = {"code": True, "methods": ["fedavg", "wsm"]}
+    strict = make_site(tmp_path, "strict", (0, 1), policy)
+    for message in messages.values():
+        header = strict.answer(message).header
+        assert header["code"] == "policy"
+        assert "accepts only fedavg, wsm (policy.methods)" in header["reason"]
+
+
+def test_an_undeclared_payload_gets_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same messages, to a site that allows label counts and to one that forbids them."""
+    part = Part(
+        "noisy",
+        payload=lambda start, info: {"total": torch.zeros((), dtype=info.dtype)},
+        on_client_end=lambda ctx, trained, ops: ({}, {"total": ctx.stats.size}),
+    )
+    monkeypatch.setitem(PARTS, "noisy", lambda: part)
+    transport = InProcessTransport(three_sites(tmp_path))
+    run = run_in_process(
+        small_config("fedavg+noisy", rounds=1, **ALL_CLIENTS), transport, tmp_path / "run"
+    )
+    assert run.metrics[0]["replies"] == 6
+    strict = make_site(tmp_path, "strict", (0, 1), {"code": True, "label_counts": False})
+    for message in messages_by_kind(transport, 10).values():
+        header = strict.answer(message).header
+        assert header["code"] == "policy"
+        assert "noisy sends total, which it does not declare" in header["reason"]
+
+
+def test_a_field_of_a_response_that_is_not_declared_is_not_sent() -> None:
+    fine = WireMessage({"kind": "trained"}, {"params/w": np.zeros(1)})
+    assert decline_undeclared(fine) is fine
+    for response in (
+        fine._replace(header={"kind": "trained", "diagnoses": ["a"]}),
+        fine._replace(site_arrays={"label_counts": np.zeros(4)}),
+        fine._replace(shared_arrays={"examples/x": np.zeros(4)}),
+    ):
+        refused = decline_undeclared(response)
+        assert refused.header["kind"] == "declined"
+        assert not refused.arrays
 
 
 def test_work_lost_by_a_restart_is_sent_again(tmp_path: Path) -> None:

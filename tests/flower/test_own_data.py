@@ -113,6 +113,22 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
     assert set(reply.header) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
 
 
+def test_random_numbers_do_not_follow_from_the_key_in_a_message(tmp_path: Path) -> None:
+    """The coordinator knows that key. fedavg declares no noise and draws only batches, so a site
+    with data of its own draws from secret keys whatever a part declares.
+    """
+    transport = InProcessTransport(sites_with_tables(tmp_path))
+    run_in_process(make_config(rounds=1), transport, tmp_path / "run")
+    node, message = next(
+        (node, message) for node, message in transport.sent if message.header["kind"] == "train"
+    )
+    first, second = (
+        sites_with_tables(tmp_path / name)[node].answer(message).arrays for name in ("a", "b")
+    )
+    assert (first["weight"] == second["weight"]).all()
+    assert any((first[name] != second[name]).any() for name in first if name.startswith("params/"))
+
+
 def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "ward_data.py").write_text(
@@ -120,26 +136,25 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
         "def load():\n"
         "    data = TensorDataset(torch.linspace(-1, 1, 60).reshape(20, 3), torch.arange(20) % 2)\n"
         "    data.classes = ['a', 'b']\n"
-        "    return data\n"
+        "    return data\n\n"
+        "def fail():\n"
+        "    raise TypeError('patient 7 has no age')\n\n"
+        "def select(ward):\n"
+        "    return ward\n"
     )
     monkeypatch.setattr(sys, "path", [*sys.path])
     site = make_site(tmp_path, "own", (0, 1, 2), {}, data="ward_data:load")
     run = run_in_process(make_config(), InProcessTransport({1: site}), tmp_path / "run")
     assert [line["replies"] for line in run.metrics if line["split"] == "test"] == [3, 3]
-    broken = make_site(tmp_path, "own", (0,), {}, data="ward_data:nothing")
-    header = broken.answer(
-        WireMessage(
-            {
-                "kind": "ping",
-                "run": "some-run-1",
-                "experiment": {"clients": {"count": 3}},
-                "examples": {},
-            },
-            {},
-        )
-    ).header
-    assert header["code"] == "setup"
-    assert "name a function without arguments as package.module:function" in header["reason"]
+    ping = {"kind": "ping", "run": "some-run-1", "experiment": {"clients": {"count": 3}}}
+    for name in ("nothing", "select"):
+        broken = make_site(tmp_path, "own", (0,), {}, data=f"ward_data:{name}")
+        header = broken.answer(WireMessage(ping | {"examples": {}}, {})).header
+        assert header["code"] == "setup"
+        assert "name a function without arguments as package.module:function" in header["reason"]
+    failing = make_site(tmp_path, "own", (0,), {}, data="ward_data:fail")
+    header = failing.answer(WireMessage(ping | {"examples": {}}, {})).header
+    assert (header["code"], header["reason"]) == ("failed", "TypeError; see the site's own log")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_clients_are_in_order_and_paths_are_relative_to_the_file(tmp_path: Path)
         ),
         (GOOD + "[policy]\nsuppress = -3", "policy.suppress cannot be used"),
         (GOOD + "[policy]\nepsilon = -1.0", "policy.epsilon cannot be used"),
+        (GOOD + "[policy]\nepsilon = inf", "policy.epsilon cannot be used"),
         (GOOD + '[compute]\nengine = "ray"', "compute.engine cannot be used"),
         ("name = ", "is not valid TOML"),
     ],

@@ -153,6 +153,12 @@ def test_only_some_rows(recipe: Recipe) -> None:
         make_plan(recipe, "paper", only=["c"])
 
 
+def test_a_row_computed_from_others_brings_their_runs(recipe: Recipe) -> None:
+    plan = make_plan(recipe, "paper", only=["mean", "top"])
+    assert [row.label for row in plan.rows] == ["a", "b", "mean"]
+    assert [(run.row, run.column) for run in plan.runs] == [("a", "top"), ("b", "top")]
+
+
 def test_what_a_user_changes(recipe: Recipe) -> None:
     assert {
         run.experiment.rounds for run in make_plan(recipe, "gpu", changes={"rounds": 500}).runs

@@ -20,7 +20,7 @@ from remanence.core.errors import InputError
 from remanence.metrics.groups import group_runs, select_by_validation
 from remanence.report.classes import draw_classes_over_rounds
 from remanence.report.curves import draw_accuracy
-from remanence.report.figure_files import render_figure_files, tabulate, write_figures
+from remanence.report.figure_files import KINDS, render_figure, tabulate, write_figures
 from remanence.report.figures import FIGURES
 from remanence.report.latex import SIGNS, escape_latex, render_latex
 from remanence.report.theme import Figure, layout, percent_axis
@@ -278,7 +278,9 @@ def test_pictures_are_the_same_bytes_every_time() -> None:
     figure = Figure(
         "p", "P", go.Figure([go.Scatter(x=[1, 2], y=[1, 2])], layout(300)), "reading", "alt"
     )
-    assert render_figure_files(figure) == render_figure_files(figure)
+    assert render_figure(figure.plot, figure.title, KINDS) == render_figure(
+        figure.plot, figure.title, KINDS
+    )
 
 
 def test_a_script_without_a_font_is_no_error() -> None:
@@ -291,7 +293,7 @@ def test_a_script_without_a_font_is_no_error() -> None:
         "",
         "",
     )
-    assert render_figure_files(figure)["png"].startswith(b"\x89PNG")
+    assert render_figure(figure.plot, figure.title, KINDS)["png"].startswith(b"\x89PNG")
 
 
 def test_data_of_a_picture() -> None:

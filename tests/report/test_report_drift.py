@@ -189,7 +189,7 @@ def test_the_three_numbers_of_drift_have_columns_and_words(tmp_path: Path) -> No
         f"hast has {100 * (row.performance or 0):.1f} % at the end of a time step (performance),"
         " reaches 90 % of a time step's gain after"
     ) in text
-    assert "points after a drift at worst (robustness)." in text
+    assert "points at worst (robustness)." in text
     assert text.startswith("hast has an accuracy of ")
     assert "Share of peer selections within a client's own cluster: hast" in text
     assert "randomly drawn peers" in text

@@ -70,6 +70,8 @@ def test_bars_show_what_each_phase_lost_and_their_sum(lossy: Run) -> None:
         ([1], [0.15]),
         ([1], [-0.15]),
     ]
+    assert "local training loses most in round 1: 15.0 points" in over_rounds.alt
+    assert "aggregation loses nothing in any round" in over_rounds.alt
 
 
 def test_classes_are_marked_where_they_lose_most(lossy: Run) -> None:

@@ -25,7 +25,7 @@ from remanence.metrics.group_stats import rank_clients, same_cluster_share
 from remanence.metrics.groups import Group
 from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
-from remanence.report.phrases import NAMED, join_words
+from remanence.report.phrases import NAMED, describe_drop, join_words
 from remanence.report.table_columns import percent
 
 MIN_CLIENTS = 10  # for a correlation with the size of clients
@@ -103,12 +103,7 @@ def describe_drift(group: Group, row: MethodRow) -> list[Finding]:
     )
     if drops is None:
         return []
-    fall = (
-        f"fall by {percent(drops.mean)} points at worst"
-        if drops.mean > 0
-        else f"stay at least {percent(-drops.mean)} points above their accuracy before it"
-    )
-    sentence = f"After a drift clients {fall}"
+    sentence = f"After a drift clients {describe_drop(drops.mean)}"
     evidence: dict[str, Any] = {
         "drop": drops.as_dict(),
         "recovery_rounds": row.recovery,

@@ -16,6 +16,8 @@ from remanence.experiment.privacy_checks import is_protected
 from remanence.flower.settings import Policy
 from remanence.training.task import TrainingTask
 
+LARGEST_NOISE = 2.0**53  # larger numbers are no exact integers in float64
+
 
 class Declined(RemanenceError):
     """A site declines a message.
@@ -118,7 +120,10 @@ def draw_geometric(key: Key, epsilon: float, shape: tuple[int, ...]) -> np.ndarr
     two geometric random numbers.
     """
     count = int(np.prod(shape))
-    drawn = [
-        np.floor(np.log1p(-key.fold_in(word).uniform(count)) / -epsilon) for word in ("up", "down")
-    ]
-    return np.asarray(drawn[0] - drawn[1], dtype=np.int64).reshape(shape)
+    with np.errstate(over="ignore"):
+        drawn = [
+            np.floor(np.log1p(-key.fold_in(word).uniform(count)) / -epsilon)
+            for word in ("up", "down")
+        ]
+    up, down = np.minimum(drawn, LARGEST_NOISE)
+    return np.asarray(up - down, dtype=np.int64).reshape(shape)

@@ -37,7 +37,7 @@ class Policy(Section):
     evaluate: StrictBool = True  # send counts of correct and wrong predictions
     suppress: Natural = 0  # counts below this are sent as 0
     # add two-sided geometric noise of this epsilon to the counts of each response; 0: no noise
-    epsilon: Annotated[Number, Field(ge=0)] = 0.0
+    epsilon: Annotated[Number, Field(ge=0, lt=float("inf"))] = 0.0
     # import and run a model class that an experiment names as package.module:Class
     code: StrictBool = False
     # the only parts that this site accepts, such as fedavg and wsm; empty: all

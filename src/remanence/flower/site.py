@@ -95,7 +95,6 @@ class Site:
 
     def _ping(self, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
         site_task = self._task(header)
-        check_method(self.policy, site_task.task)
         info = {
             "kind": "site_info",
             "simulated": site_task.simulated,
@@ -107,7 +106,6 @@ class Site:
     def _train(self, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
         site_task, storage = self._task(header), self._storage(header)
         round = int(header["round"])
-        check_method(self.policy, site_task.task)
         digest = digest_of(header, arrays)
         stored = storage.find_reply(round, digest)
         if stored is not None:
@@ -201,8 +199,9 @@ class Site:
         return WireMessage({"kind": "counts"}, {"confusion": confusion, "loss": loss})
 
     def _task(self, header: dict[str, Any]) -> SiteTask:
-        """The experiment at this site, built once and kept. Every message contains the experiment,
-        because any of them may be the first that the site receives.
+        """The experiment at this site, built once and kept, if the policy allows its method. Every
+        message contains the experiment, because any of them may be the first that the site
+        receives.
         """
         content = [header.get("experiment"), header.get("examples")]
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -213,6 +212,7 @@ class Site:
             while len(self.tasks) >= MAX_TASKS:
                 self.tasks.pop(next(iter(self.tasks))).engine.close()
             self.tasks[key] = site_task
+        check_method(self.policy, self.tasks[key].task)
         return self.tasks[key]
 
     def _storage(self, header: dict[str, Any]) -> SiteStorage:
@@ -226,7 +226,7 @@ def decline(code: str, reason: str) -> WireMessage:
 
 def decline_undeclared(response: WireMessage) -> WireMessage:
     """The response, or a decline if one of its fields does not declare what it reveals."""
-    roots = {name.partition(pytree.SEPARATOR)[0] for name in response.site_arrays}
+    roots = {name.partition(pytree.SEPARATOR)[0] for name in response.arrays}
     unknown = sorted(set(response.header) - set(RESPONSE_HEADER)) + sorted(roots - set(REPLY))
     if not unknown:
         return response

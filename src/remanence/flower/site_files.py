@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -58,18 +59,22 @@ def read_client(
 
 
 def _call(site: SiteFile, client: int, text: str) -> ArrayDataset:
-    """Call the site's own function. Only site.toml can name it, never the coordinator."""
+    """Call the site's own function. Only site.toml can name it, never the coordinator. The text of
+    an error that it raises may contain data, so it is not made part of a reason.
+    """
     module, _, name = text.partition(":")
     folder = str(site.path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
     try:
-        result: Any = getattr(importlib.import_module(module), name)()
+        function = getattr(importlib.import_module(module), name)
+        inspect.signature(function).bind()
     except (ImportError, AttributeError, TypeError) as error:
         raise InputError(
             f"{site.path}: data.{client} = {text!r} cannot be called ({error}): name a"
             " function without arguments as package.module:function"
         ) from error
+    result: Any = function()
     if isinstance(result, ArrayDataset):
         return result
     return from_dataset(result, name=f"client {client}")

@@ -5,9 +5,8 @@
     state/RUN/reply-0000012-DIGEST.safetensors             the reply to one request
 
 A reply may be lost, rejected or late. So the coordinator names the round whose state a client
-starts
-from: the last round whose reply it used. The named state and the two newest ones are kept. A
-request that is repeated, because the coordinator restarted, gets the stored reply.
+starts from: the last round whose reply it used. The named state and the two newest ones are kept.
+A request that is repeated, because the coordinator restarted, gets the stored reply.
 
 RUN is the coordinator's name for its run, and clients have the numbers of site.toml: a site that
 comes back under another node id finds its files.

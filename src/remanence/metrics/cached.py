@@ -14,7 +14,11 @@ from remanence.metrics.confusion import last_moment, mean_confusion_of_forgotten
 from remanence.metrics.drift import DriftSummary, summarize_drift
 from remanence.metrics.drift_curves import DriftCurves, drift_curves
 from remanence.metrics.examples import ForgettableExamples, forgettable_examples
-from remanence.metrics.forgetting import LocalForgetting, local_forgetting
+from remanence.metrics.forgetting import (
+    LocalForgetting,
+    client_forgetting_rounds,
+    local_forgetting,
+)
 from remanence.metrics.groups import Group, cached_per_run, clusters_of, primary_model
 from remanence.metrics.peer_usage import PeerUsage, same_cluster_usage
 from remanence.metrics.phase_decomposition import (
@@ -23,16 +27,8 @@ from remanence.metrics.phase_decomposition import (
     PhaseDecomposition,
     phase_decomposition,
 )
-from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
+from remanence.results.ledger import GLOBAL, MOMENTS, PEER_COUNTS, SIMILARITY, SPLITS, Ledger
 from remanence.results.run import LEDGER, Run
-
-PHASE_WORDS = {
-    "drift": "data drift",
-    "mixing": "peer averaging",
-    "local": "local training",
-    "aggregation": "aggregation",
-    "server": "server training",
-}
 
 
 def ledger_of(run: Run) -> Ledger | None:
@@ -78,6 +74,13 @@ def local_forgetting_of(run: Run) -> LocalForgetting | None:
 
 
 @cached_per_run
+def cross_rounds(run: Run) -> list[int]:
+    """The rounds in which clients' models were evaluated on each other's validation examples."""
+    ledger = ledger_of(run)
+    return client_forgetting_rounds(ledger) if ledger is not None else []
+
+
+@cached_per_run
 def drift_of(run: Run) -> tuple[DriftCurves, DriftSummary] | None:
     """Accuracy under drift: curves and summary."""
     if clusters_of(run) is None or ledger_of(run) is None:
@@ -86,6 +89,15 @@ def drift_of(run: Run) -> tuple[DriftCurves, DriftSummary] | None:
         return drift_curves(run), summarize_drift(run)
     except InputError:  # nothing recorded yet
         return None
+
+
+@cached_per_run
+def peer_records(run: Run) -> dict[int, dict[int, np.ndarray]]:
+    """Matrices [K, K] by kind and round; empty for a run with a server."""
+    found: dict[int, dict[int, np.ndarray]] = {PEER_COUNTS: {}, SIMILARITY: {}}
+    for record in run.peers if run.peers is not None else ():
+        found[int(record["kind"])][int(record["round"])] = record["values"]
+    return found
 
 
 @cached_per_run

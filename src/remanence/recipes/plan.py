@@ -164,8 +164,8 @@ def _plan_cell(
 def _select_lines(
     recipe: Recipe, settings: RunScale, only: Sequence[str]
 ) -> tuple[tuple[TableLine, ...], tuple[TableLine, ...]]:
-    """The rows and columns of a scale, or those named in `only`. A row that is computed from
-    others is kept if all of these are.
+    """The rows and columns of a scale, or those named in `only` with the rows they are computed
+    from. A row of the scale that is computed from others is kept if all of these are.
     """
     lines = {line.label.lower(): line for line in (*recipe.rows, *recipe.columns)}
     for label in only:
@@ -175,6 +175,7 @@ def _select_lines(
                 f" {nearest(label.lower(), [line.label for line in lines.values()])}"
             )
     selected = [lines[label.lower()] for label in only]
+    selected += [lines[label.lower()] for line in selected for label in line.sources]
 
     def select(axis: Sequence[TableLine], of_scale: Collection[str]) -> tuple[TableLine, ...]:
         named = tuple(line for line in axis if line in selected)

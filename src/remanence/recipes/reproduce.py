@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from remanence.core.errors import InputError, Stopped
+from remanence.core.errors import InputError, Stopped, unknown
 from remanence.core.files import lock, translate_disk_errors, write_atomically
 from remanence.core.progress import NullProgress, Progress
 from remanence.data.downloads import download_hint, is_missing
@@ -67,7 +67,7 @@ def plan_result(
         InputError: A name is unknown, or no run is possible without the missing data.
     """
     if scale not in SCALES:
-        raise InputError(f"unknown scale {scale!r}: {', '.join(SCALES)}")
+        raise unknown("scale", scale, SCALES)
     recipe = load_recipe(name)
     root = data_dir or os.environ.get("REMANENCE_DATA", "")
     changed = {**(changes or {}), **({"data.dir": root} if root else {})}

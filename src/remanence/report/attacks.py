@@ -29,6 +29,7 @@ from remanence.metrics.robustness import (
     robustness_row,
 )
 from remanence.report.line_plots import draw_line, mark_steps
+from remanence.report.phrases import label_classes
 from remanence.report.table_columns import MISSING, percent
 from remanence.report.theme import (
     Figure,
@@ -147,8 +148,9 @@ def draw_rare_classes(groups: Sequence[Group]) -> Figure | None:
         labels = np.array(name_classes(class_names_of(group), len(order)))[order]
         names = [as_text(name) for name in labels]
         traces.append(_class_markers(group, index, names, accuracies))
+        named = [label_classes(group, len(order))[place] for place in (order[0], order[-1])]
         details.append(
-            f"{group.label} {accuracies[0]:.0%} on {names[0]}, {accuracies[-1]:.0%} on {names[-1]}"
+            f"{group.label} {accuracies[0]:.0%} on {named[0]}, {accuracies[-1]:.0%} on {named[1]}"
         )
     if not traces:
         return None

@@ -51,8 +51,8 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
                     }
                 ],
                 f"Heat map of the accuracy that the local training of {len(order)} clients of"
-                f" {group.label} loses on every class. Client {clients[order[0]]} loses most,"
-                f" {100 * total[order[0]]:.1f} points a round on average.",
+                f" {group.label} loses on every class."
+                f" {_name_worst(clients[order[0]], total[order[0]])}",
             )
         )
     cells = go.Heatmap(
@@ -78,3 +78,10 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
         states=states,
         frame="",
     )
+
+
+def _name_worst(client: int, lost: float) -> str:
+    """The first client, if its local training loses accuracy."""
+    if not lost > 0:
+        return "No client loses accuracy on average."
+    return f"Client {client} loses most, {100 * lost:.1f} points a round on average."

@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.cached import ledger_of, rounds_of
-from remanence.metrics.forgetting import (
-    ClientForgetting,
-    client_forgetting,
-    client_forgetting_rounds,
-)
-from remanence.metrics.groups import Group, cached_per_run
+from remanence.metrics.cached import cross_rounds, ledger_of, rounds_of
+from remanence.metrics.forgetting import ClientForgetting, client_forgetting
+from remanence.metrics.groups import Group
 from remanence.report.heatmaps import (
     Panel,
     arrange_panels,
@@ -29,13 +25,6 @@ MEAN = "mean"  # F_k, the last column; also a cell of the CSV file
 NAMES = ("Forgotten: before minus after", "Accuracy: before, and after each client's training")
 TITLES = ("Forgotten: before minus after", "Accuracy before and after")
 TEMPLATES = ("model of %{y}, data of %{x}: %{z:+.1%}", "model: %{y}, data of %{x}: %{z:.1%}")
-
-
-@cached_per_run
-def cross_rounds(run: Run) -> list[int]:
-    """The rounds in which clients' models were evaluated on each other's validation examples."""
-    ledger = ledger_of(run)
-    return client_forgetting_rounds(ledger) if ledger is not None else []
 
 
 def draw_client_forgetting(groups: Sequence[Group]) -> Figure | None:

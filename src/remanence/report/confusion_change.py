@@ -11,6 +11,7 @@ from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import confusions_of_forgotten
 from remanence.metrics.groups import Group, class_names_of
 from remanence.report.heatmaps import Panel, arrange_panels, share_colors
+from remanence.report.phrases import label_classes
 from remanence.report.theme import Figure, as_text, axis, class_axis, name_classes, rounded
 
 MAX_CLASSES = 120  # with more, a map of all pairs is finer than a screen
@@ -52,8 +53,9 @@ def draw_confusion_change(groups: Sequence[Group]) -> Figure | None:
             )
         )
         row, column = divmod(int(np.nanargmax(table)), len(table))
+        named = label_classes(group, len(table))
         details.append(
-            f"{group.label}: {classes[row]} predicted as {classes[column]},"
+            f"{group.label}: {named[row]} predicted as {named[column]},"
             f" {100 * table[row, column]:.2f} points a round"
         )
     if not panels:

@@ -93,7 +93,7 @@ def _draw(
             ),
         ),
         caption=f"Accuracy of {describe_model(groups)} against {what} until then. Higher and"
-        " further left is better; the line of a method with more cost a round is longer.",
+        " further left is better. A method that costs more in each round has a longer line.",
         alt=f"Line chart of accuracy against {what}. At the end: {ends}.",
     )
 

@@ -150,7 +150,7 @@ def draw_forgettable(groups: Sequence[Group]) -> Figure | None:
         table = np.full((len(clients), len(rounds)), np.nan)
         table[np.searchsorted(clients, found.client), np.searchsorted(rounds, found.round)] = share
         kept = np.sort(np.argsort(-np.nanmean(table, axis=1), kind="stable")[:MAX_CLIENTS])
-        shown = np.searchsorted(rounds, pick_frames(rounds.tolist(), len(kept) * 40, len(groups)))
+        shown = np.searchsorted(rounds, pick_frames(rounds.tolist(), len(kept), len(groups)))
         cut = cut or len(kept) < len(clients)
         highest, most = max(highest, float(share.max())), max(most, len(kept))
         cells = go.Heatmap(

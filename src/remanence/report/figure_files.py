@@ -75,18 +75,13 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
             files |= {f"{figure.name}.csv": tabulate(figure).encode()}
             files |= {
                 f"{figure.name}.{kind}": content
-                for kind, content in render_figure_files(figure).items()
+                for kind, content in render_figure(figure.plot, figure.title, KINDS).items()
             }
     with translate_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(folder / name, content)
     return [folder / name for name in files]
-
-
-def render_figure_files(figure: Figure) -> dict[str, bytes]:
-    """A figure as PDF, SVG and PNG."""
-    return render_figure(figure.plot, figure.title, KINDS)
 
 
 def render_figure(

@@ -13,6 +13,20 @@ from remanence.report.theme import MAP, as_text, layout
 
 # ends and middle of the color scale of changes; distinct for color-blind readers
 LOST, GAINED, EVEN = "#D55E00", "#0072B2", "#f4f3ef"
+# a thin bar at the upper left corner of a figure; its length is added in pixels
+COLOR_BAR = {
+    "orientation": "h",
+    "x": 0,
+    "xanchor": "left",
+    "yref": "container",
+    "y": 1,
+    "yanchor": "top",
+    "xpad": 0,
+    "ypad": 0,
+    "lenmode": "pixels",
+    "thickness": 10,
+    "outlinewidth": 0,
+}
 MAX_CELLS = 150_000  # of all states of a figure together: about one megabyte in the page
 MAX_FRAMES = 40  # states of a method
 
@@ -120,24 +134,7 @@ def change_colors(values: Any) -> dict[str, Any]:
 
 
 def _bar(ticks: str) -> dict[str, Any]:
-    position = {
-        "orientation": "h",
-        "x": 0,
-        "xanchor": "left",
-        "yref": "container",
-        "y": 1,
-        "yanchor": "top",
-        "xpad": 0,
-        "ypad": 0,
-    }
-    return position | {
-        "len": 200,
-        "lenmode": "pixels",
-        "thickness": 10,
-        "outlinewidth": 0,
-        "tickformat": ticks,
-        "nticks": 5,
-    }
+    return COLOR_BAR | {"len": 200, "tickformat": ticks, "nticks": 5}
 
 
 def pick_frames(rounds: Sequence[int], cells: int, methods: int) -> list[int]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
+from remanence.metrics.cached import peer_records
 from remanence.metrics.groups import Group
 from remanence.report.heatmaps import pick_frames
-from remanence.report.peers import peer_records, peer_shares, runs_with_peers, sort_clients
+from remanence.report.peers import peer_shares, runs_with_peers, sort_clients
 from remanence.report.theme import (
     Figure,
     FigureState,
@@ -113,8 +114,7 @@ def _make_state(
     for cluster in range(clusters):
         inside = np.flatnonzero(cluster_of == cluster).tolist()
         texts = [
-            f"client {client}, cluster {cluster}, selected client"
-            f" {int(shares[client].argmax())} most"
+            f"client {client}, cluster {cluster}, selected {_most_selected(shares[client])}"
             for client in inside
         ]
         x, y = ([axis[client] for client in inside] for axis in position)
@@ -127,6 +127,15 @@ def _make_state(
         [*_connect(shares, cluster_of, position), *dots],
         f"Network of the {len(order)} clients of {group.label} at round {round}{detail}.",
     )
+
+
+def _most_selected(shares: np.ndarray) -> str:
+    """The peer with the largest share of a client's selections, in words.
+
+    >>> _most_selected(np.array([0.25, 0.75])), _most_selected(np.zeros(2))
+    ('client 1 most', 'no peer')
+    """
+    return f"client {int(shares.argmax())} most" if shares.any() else "no peer"
 
 
 def _connect(

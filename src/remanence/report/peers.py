@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.metrics.cached import peer_usage_of
-from remanence.metrics.groups import Group, cached_per_run, clusters_of, mean_curve, metric_curve
+from remanence.metrics.cached import peer_records, peer_usage_of
+from remanence.metrics.groups import Group, clusters_of, mean_curve, metric_curve
 from remanence.report.heatmaps import Panel, arrange_panels, pick_frames, share_colors, value_colors
 from remanence.report.line_plots import BOUNDARY, describe_steps, draw_line, mark_steps
 from remanence.report.theme import (
@@ -34,15 +34,6 @@ CHANCE = "random peers"
 NO_SIMILARITY = "This method estimates no similarity"
 NAMES = ("Share of selections", "Similarity estimated by the client")
 TEMPLATES = ("%{z:.1%}", "%{z:.3~g}")
-
-
-@cached_per_run
-def peer_records(run: Run) -> dict[int, dict[int, np.ndarray]]:
-    """Matrices [K, K] by kind and round; empty for a run with a server."""
-    found: dict[int, dict[int, np.ndarray]] = {PEER_COUNTS: {}, SIMILARITY: {}}
-    for record in run.peers if run.peers is not None else ():
-        found[int(record["kind"])][int(record["round"])] = record["values"]
-    return found
 
 
 def sort_clients(run: Run, round: int, count: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Change of accuracy by phase of a round: on average, over rounds, and by class."""
+"""Accuracy lost or gained in each phase of a round: on average, over rounds, and by class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from plotly import graph_objects as go
 
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import (
-    PHASE_WORDS,
     class_losses,
     decomposition_of,
     first_with_losses,
@@ -20,6 +19,7 @@ from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_o
 from remanence.metrics.phase_decomposition import PHASES
 from remanence.report.heatmaps import Panel, arrange_panels, change_colors
 from remanence.report.line_plots import describe_steps, mark_steps
+from remanence.report.phrases import PHASE_WORDS, label_classes
 from remanence.report.theme import (
     Figure,
     FigureState,
@@ -77,10 +77,10 @@ def draw_phase_decomposition(groups: Sequence[Group]) -> Figure | None:
     seeds = " Means over seeds." if any(len(group.runs) > 1 for group in groups) else ""
     return Figure(
         name="phase-decomposition",
-        title="Change of accuracy by phase of a round",
+        title="Accuracy lost by phase of a round",
         plot=go.Figure([*bars, _sum_markers(names, sums)], shape),
-        caption="Change of accuracy in an average round, split into the phases of a round: to the"
-        " right of zero a phase loses accuracy, to the left it gains. The bars of a method add up"
+        caption="Accuracy lost in an average round, split into the phases of a round: to the right"
+        " of zero a phase loses accuracy, to the left it gains. The bars of a method add up"
         " exactly to the diamond, which is left of zero while the model still improves."
         f"{seeds}",
         alt="Stacked bars of the accuracy lost in each phase of a round, mean over recorded"
@@ -125,7 +125,7 @@ def _list_changes(losses: dict[str, list[float]]) -> str:
 
 
 def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
-    """Change of accuracy by phase in every round, for a method that the reader selects."""
+    """Accuracy lost by phase in every round, for a method that the reader selects."""
     known = [group for group in groups if first_with_losses(group) is not None]
     if not known:
         return None
@@ -153,7 +153,7 @@ def draw_phases_over_rounds(groups: Sequence[Group]) -> Figure | None:
     )
     return Figure(
         name="phases-over-rounds",
-        title="Change of accuracy by phase, over rounds",
+        title="Accuracy lost by phase, over rounds",
         plot=go.Figure(bars, shape),
         caption="Each bar is a recorded round: above zero the accuracy that its phases lose, below"
         " zero the accuracy that they gain, averaged over classes."
@@ -183,6 +183,8 @@ def _make_state(group: Group, present: Sequence[str]) -> FigureState:
     }
     details = "; ".join(
         f"{PHASE_WORDS[phase]} loses most in round {round}: {100 * value:.1f} points"
+        if value > 0
+        else f"{PHASE_WORDS[phase]} loses nothing in any round"
         for phase, (value, round) in worst.items()
     )
     return FigureState(
@@ -195,7 +197,7 @@ def _make_state(group: Group, present: Sequence[str]) -> FigureState:
 
 
 def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
-    """Change of accuracy by class and phase, one panel a method, with a dot where a class loses
+    """Accuracy lost by class and phase, one panel a method, with a dot where a class loses
     most.
     """
     panels, tables, details, most, longest = [], [], [], 0, 0
@@ -208,7 +210,6 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         most, longest = max(most, len(classes)), max(longest, *map(len, classes))
         net = np.where(np.isnan(table).all(axis=0), np.nan, np.nansum(table, axis=0))
         cells = np.concatenate([table, net[None]]).T  # [C, phases + 1]
-        dots = _mark_largest(table)
         tables.append(cells)
         panels.append(
             Panel(
@@ -218,7 +219,7 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
                     x=[*(COLUMNS[phase] for phase in losses), "sum"],
                     y=[as_text(name) for name in classes],
                     z=rounded(cells),
-                    text=dots,
+                    text=_mark_largest(table),
                     texttemplate="%{text}" if len(classes) <= 30 else None,
                     hovertemplate="%{y}, %{x}: %{z:"
                     + POINTS
@@ -234,14 +235,15 @@ def draw_phases_by_class(groups: Sequence[Group]) -> Figure | None:
         if not np.isnan(table).all():
             phase, label = divmod(int(np.nanargmax(table)), table.shape[1])
             details.append(
-                f"{group.label}: {classes[label]} in {PHASE_WORDS[list(losses)[phase]]},"
+                f"{group.label}: {label_classes(group, table.shape[1])[label]} in"
+                f" {PHASE_WORDS[list(losses)[phase]]},"
                 f" {100 * table[phase, label]:.1f} points a round"
             )
     if not panels:
         return None
     return Figure(
         name="phases-by-class",
-        title="Change of accuracy by class and phase",
+        title="Accuracy lost by class and phase",
         plot=arrange_panels(
             panels,
             max(120, min(20 * most, 420)),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from remanence.metrics.cached import PHASE_WORDS, class_losses, phase_means
+from remanence.metrics.cached import class_losses, phase_means
 from remanence.metrics.group_stats import forgetting_by_class
 from remanence.metrics.groups import Group, class_names_of, deviation_of, mean_of
 from remanence.metrics.summary_rows import MethodRow
@@ -20,6 +20,13 @@ NAMED = 3  # classes and clients named in a sentence
 CLASS_FORGETTING = (
     "Accuracy that a class loses from one recorded round to the next, on average (gains count as 0)"
 )
+PHASE_WORDS = {
+    "drift": "data drift",
+    "mixing": "peer averaging",
+    "local": "local training",
+    "aggregation": "aggregation",
+    "server": "server training",
+}
 # the subject of `describe_phases`
 PHASE_CHANGES = "Change of accuracy in an average round, in points averaged over classes"
 
@@ -109,6 +116,18 @@ def describe_worst_phase(group: Group, phase: str) -> str:
     return f"most is lost in {PHASE_WORDS[phase]}" + (
         f", above all of {classes}" if classes else ""
     )
+
+
+def describe_drop(drop: float) -> str:
+    """What the accuracy of clients does after a drift: its lowest point against the end of the
+    time step before.
+
+    >>> describe_drop(0.25), describe_drop(-0.032)
+    ('fall by 25.0 points at worst', 'stay at least 3.2 points above their accuracy before it')
+    """
+    if drop > 0:
+        return f"fall by {percent(drop)} points at worst"
+    return f"stay at least {percent(-drop)} points above their accuracy before it"
 
 
 def describe_unfinished(row: MethodRow) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.groups import Group, clusters_of
+from remanence.report.heatmaps import COLOR_BAR
 from remanence.report.theme import Figure, axis, class_colors, layout, shorten
 
 MAX_NUMBERED = 60  # clients; with more, a cell is too narrow for the number of its cluster
@@ -73,21 +74,11 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
     steps: list[list[Any]] = []
     for index, color in enumerate(colors):  # a scale of equal blocks of one color
         steps += [[index / count, color], [(index + 1) / count, color]]
-    ticks = {
+    bar = COLOR_BAR | {
+        "len": min(90 * count, 300),
         "tickmode": "array",
         "tickvals": list(range(count)),
         "ticktext": [f"cluster {index}" for index in range(count)],
-    }
-    bar = {
-        "orientation": "h",
-        "x": 0,
-        "xanchor": "left",
-        "yref": "container",
-        "y": 1,
-        "yanchor": "top",
-        "xpad": 0,
-        "ypad": 0,
-        "thickness": 10,
     }
     cells = go.Heatmap(
         name="cluster",
@@ -103,7 +94,6 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
         meta={"columns": ["", "client", "time step", "cluster"]},
     )
     panel = max(60, min(28 * len(table), 520))
-    length = {"len": min(90 * count, 300), "lenmode": "pixels", "outlinewidth": 0}
     return go.Figure(
         [cells],
         layout(
@@ -112,7 +102,7 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
                 "colorscale": steps,
                 "cmin": -0.5,
                 "cmax": count - 0.5,
-                "colorbar": bar | length | ticks,
+                "colorbar": bar,
             },
             xaxis=axis("client", showgrid=False, zeroline=False, automargin=False),
             yaxis=axis(

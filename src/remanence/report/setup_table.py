@@ -212,12 +212,16 @@ def _merge_runs(groups: Sequence[Group], describe_one: Callable[[Run], str]) -> 
 
 
 def _merge(groups: Sequence[Group], describe_one: Callable[[Group], str]) -> str:
+    """One text for all groups, or each text with the labels of its groups if it is no label."""
     labels_of: dict[str, list[str]] = {}
     for group in groups:
         labels_of.setdefault(describe_one(group), []).append(group.label)
     if len(labels_of) == 1:
         return next(iter(labels_of))
-    return "; ".join(f"{text} ({', '.join(labels)})" for text, labels in labels_of.items())
+    return "; ".join(
+        text if labels == [text] else f"{text} ({', '.join(labels)})"
+        for text, labels in labels_of.items()
+    )
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

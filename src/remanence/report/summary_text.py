@@ -23,6 +23,7 @@ from remanence.report.phrases import (
     PHASE_CHANGES,
     describe_abandoned,
     describe_class_forgetting,
+    describe_drop,
     describe_phases,
     describe_rejected,
     describe_unfinished,
@@ -180,9 +181,7 @@ def _describe_drift(rows: Sequence[MethodRow]) -> list[str]:
                 " (convergence)"
             )
         if row.robustness is not None:
-            words.append(
-                f"falls by {percent(row.robustness)} points after a drift at worst (robustness)"
-            )
+            words.append(f"after a drift its clients {describe_drop(row.robustness)} (robustness)")
         parts.append(", ".join(words))
     return [f"Accuracy under drift, averaged over clients: {'; '.join(parts)}."] if parts else []
 
