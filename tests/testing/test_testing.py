@@ -87,7 +87,14 @@ def divides_by_zero() -> Part:
             * (1 / ctx.stats.label_counts).sum()
         )
 
-    return Part("divides", loss=base)
+    return Part("divides", loss=base, reads_label_counts=True)
+
+
+def reads_undeclared_counts() -> Part:
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: g / ctx.stats.label_counts.sum() for name, g in grads.items()}
+
+    return Part("undeclared", transforms=(Transform("correct", correct),))
 
 
 def hides_state() -> Part:
@@ -253,6 +260,10 @@ def breaks_when_personal() -> Part:
         (
             divides_by_zero(),
             r"divides with unequal clients.*client \d is rejected, because .*NaN or infinity",
+        ),
+        (
+            reads_undeclared_counts(),
+            r"undeclared with unequal clients.*reads ctx.stats.label_counts and does not declare",
         ),
         (hides_state(), r"hides: a run changes .*client_weights carries \(rounds\)"),
         (reads_a_closure(), r"reads: a function .*transforms reads pull .*neither in hyper nor"),

@@ -219,7 +219,8 @@ class Part:
     discloses: Mapping[str, Disclosure] = field(default_factory=dict)
     mechanisms: tuple[Mechanism, ...] = ()  # protective noise that its functions draw
     addresses: tuple[Remedy, ...] = ()  # the kinds of forgetting that it reduces
-    reads_label_counts: bool = False  # do its functions read ctx.stats.label_counts?
+    # do its functions read ctx.stats.label_counts? Undeclared, reading them raises an InputError
+    reads_label_counts: bool = False
     reads_inputs: bool = True  # does `loss` read more of a batch than labels and weights?
     payload_description: str = ""  # what clients send besides the model, in words
     needs_public_data: bool = False

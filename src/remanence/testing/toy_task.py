@@ -324,6 +324,7 @@ def all_slots_part() -> Part:
     return Part(
         "all_slots_part",
         hyper={"pull": 0.1},
+        reads_label_counts=True,
         transforms=(Transform("correct", correct),),
         on_client_start=on_client_start,
         on_client_end=on_client_end,
