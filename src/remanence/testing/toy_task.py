@@ -287,9 +287,6 @@ def all_slots_part() -> Part:
             "steps": number,
         }
 
-    def server_state(start: ModelState, info: TaskInfo) -> Tree:
-        return {"gradient": pytree.zeros_like(start.params)}
-
     def payload(start: ModelState, info: TaskInfo) -> Tree:
         return {"gradient": start.params, "loss": torch.zeros((), dtype=info.dtype)}
 
@@ -331,6 +328,6 @@ def all_slots_part() -> Part:
         update_server_state=update_server_state,
         client_state=client_state,
         payload=payload,
-        server_state=server_state,
+        server_state=lambda start, info: {"gradient": pytree.zeros_like(start.params)},
         broadcast=lambda srv: srv.state,
     )
