@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
-from remanence.core.declarations import UNDECLARED, Disclosure, Mechanism, Remedy
+from remanence.core.declarations import CLIENT, UNDECLARED, Disclosure, Mechanism, Remedy
 from remanence.core.pytree import SEPARATOR, Params, Tree
 from remanence.core.rng import Key
 from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, TaskInfo
@@ -244,6 +244,15 @@ class Part:
             if found is not None:
                 return found
         return UNDECLARED
+
+    def protects(self, path: str) -> bool:
+        """Whether the part adds noise to a leaf of its payload before it leaves the client."""
+        return any(
+            mechanism.noise > 0
+            and mechanism.drawn_at == CLIENT
+            and f"{path}{SEPARATOR}".startswith(f"{mechanism.covers}{SEPARATOR}")
+            for mechanism in self.mechanisms
+        )
 
 
 @dataclass(frozen=True)
