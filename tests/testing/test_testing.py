@@ -221,6 +221,56 @@ def binds_a_number(*, pull: float = 0.1) -> Part:
     return Part("binds", loss_terms=(functools.partial(pulled, pull),))
 
 
+@as_part
+def binds_half_of_it(*, pull: float = 0.1) -> Part:
+    return Part("bound", hyper={"pull": pull}, loss_terms=(functools.partial(pulled, pull / 2),))
+
+
+@as_part
+def reads_half_of_it_in_a_helper(*, pull: float = 0.1) -> Part:
+    numbers = {"half": pull / 2}
+
+    def scale(g: Tensor) -> Tensor:
+        return g * (1 + numbers["half"])
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: scale(g) for name, g in grads.items()}
+
+    return Part("helper", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
+
+
+@as_part
+def switches_undeclared(*, twice: bool = False) -> Part:
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: 2 * g for name, g in grads.items()} if twice else grads
+
+    return Part("switches", transforms=(Transform("correct", correct),))
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def counts_in_an_object() -> Part:
+    counter = Counter()
+
+    def weigh(replies: Reply, srv: Any) -> Tensor:
+        counter.calls += 1
+        return replies.weight
+
+    return Part("counts", client_weights=weigh)
+
+
+def draws_from_a_generator() -> Part:
+    generator = np.random.default_rng(0)
+
+    def weigh(replies: Reply, srv: Any) -> Tensor:
+        return replies.weight * 0 + generator.random()
+
+    return Part("draws", client_weights=weigh)
+
+
 def sends_undeclared() -> Part:
     return Part(
         "sends",
@@ -269,6 +319,10 @@ def breaks_when_personal() -> Part:
         (reads_a_closure(), r"reads: a function .*transforms reads pull .*neither in hyper nor"),
         (reads_beside_hyper(), r'beside: a function .*reads pull .*read ctx.hyper\["pull"\]'),
         (binds_a_number(), r"binds: a function of the slot loss_terms reads pull"),
+        (binds_half_of_it(), r"bound: .*loss_terms reads the number 0.05 .*@part"),
+        (reads_half_of_it_in_a_helper(), r"helper: .*transforms reads the number half .*@part"),
+        (switches_undeclared(), r"switches: the argument twice is neither in hyper nor in static"),
+        (counts_in_an_object(), r"counts: a run changes .*client_weights carries \(calls\)"),
         (lacks_the_decorator(), r"lacks: .*transforms reads the number pull .*@part"),
         (lacks_the_decorator_for_hyper(), r"lacks has hyper-parameters \(pull\) and no .*@part"),
         (
@@ -296,6 +350,11 @@ def breaks_when_personal() -> Part:
 def test_broken_methods_are_named(part: Part, sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_method(part)
+
+
+def test_generators_and_iterators_are_named() -> None:
+    with pytest.raises(AssertionError, match=r"client_weights carries generator .*draw from keys"):
+        check_numbers(draws_from_a_generator())
 
 
 def test_state_between_rounds_needs_two() -> None:
