@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.compose import part as as_part
-from remanence.core.contexts import ClientOps, Context, ServerContext
+from remanence.core.contexts import ClientOps, Context, ServerContext, ServerOps
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
@@ -193,6 +193,27 @@ def forgets_a_state_of_the_server() -> Part:
     )
 
 
+def grows_at_the_server() -> Part:
+    return Part(
+        "grows",
+        server_state=lambda start, info: {"seen": torch.zeros(1)},
+        update_server_state=lambda replies, srv: {"seen": torch.cat([srv.state["seen"]] * 2)},
+    )
+
+
+def trains_without_public_data() -> Part:
+    def train(
+        merged: ModelState, previous: ModelState, replies: Reply, ops: ServerOps, srv: ServerContext
+    ) -> ModelState:
+        return ops.fit(merged, public_loss, {}, steps=1)
+
+    return Part("public", server_train=train)
+
+
+def public_loss(out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
+    return nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+
+
 def linear_in_its_state() -> Part:
     def pull(params: Params, ctx: Context) -> Tensor:
         h: Params = ctx.client_state["h"]
@@ -338,6 +359,11 @@ def breaks_when_personal() -> Part:
             forgets_a_state_of_the_server(),
             r"forgets: update_server_state does not return round: return all entries",
         ),
+        (
+            grows_at_the_server(),
+            r"grows: update_server_state changes seen .* from \(1,\) .* to \(2",
+        ),
+        (trains_without_public_data(), r"InputError: .*public set: declare needs_public_data=True"),
         (
             linear_in_its_state(),
             r"linear with effective steps \(\+fednova\) .*regularizers of linear",

@@ -229,8 +229,7 @@ def check_unchanged(p: Part, before: dict[str, Any]) -> None:
 
 
 def _is_mutable(value: Any) -> bool:
-    mutable = MutableSequence | MutableMapping | MutableSet | Tensor | np.ndarray
-    return isinstance(value, mutable)
+    return isinstance(value, (MutableSequence, MutableMapping, MutableSet, Tensor, np.ndarray))
 
 
 def _equal(a: Any, b: Any) -> bool:
