@@ -460,7 +460,7 @@ class Broken(SequentialEngine):
     ("fault", "sentence"),
     [
         ("shares nothing", "engine broken and sequential train differently"),
-        ("loses a client", "every client answers once"),
+        ("loses a client", "every client replies once"),
         (
             "counts the cohort",
             "a client's reply depends on who else is in the round: by .* at loss",
@@ -470,7 +470,7 @@ class Broken(SequentialEngine):
         ("ignores owners", "score the split valid differently"),
         ("miscounts", "score the split test differently.*loss"),
         ("mixes pairs up", "score pairs on the split train differently.*loss"),
-        ("forgets example results", "gives example results exactly where they are asked for"),
+        ("forgets example results", "gives example results exactly where they are requested"),
         ("mixes rows up", "predict the public set differently"),
         ("stays at the first time step", "score pairs on the split train differently"),
     ],
@@ -522,8 +522,8 @@ class Net(nn.Module):
         ("unused", "Net never uses its parameter spare.weight"),
         ("logarithm", "Net gives NaN or infinity"),
         ("root", "Net has NaN or infinite weights"),
-        ("centred", "Net in evaluation mode lets the rows of a batch influence each other"),
-        ("counter", "Net gives two answers to the same rows"),
+        ("centred", "Net in evaluation mode lets the examples of a batch influence each other"),
+        ("counter", "Net gives two outputs for the same examples"),
         ("branch", "Net .*(influence each other|cannot be stacked by torch.vmap)"),
     ],
 )

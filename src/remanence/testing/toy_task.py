@@ -33,8 +33,8 @@ from remanence.results import checkpoint_codec
 from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
 
-# Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a
-# single example, and most lack a class.
+# Six clients of about 30 to 1 training examples, four of them in a round: there is always one with
+# a single example, and most lack a class.
 SMALL: dict[str, Any] = {
     "data.name": "synthetic(samples=76, classes=4, features=5, test=0.25)",
     "data.partition": "quantity(power=2.5, minimum=1)",
@@ -48,13 +48,12 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
     "engine": "sequential",
 }
-# Equal clients of 6 training rows: with batch norm, and a last batch that is short for all of them
-# and so needs no padding.
+# Equal clients of 6 training examples, for batch norm: the last batch is equally short for all, so
+# that it needs no padding.
 EQUAL: dict[str, Any] = {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
 
-
-# Equal clients of 4 training rows in two clusters that disagree on two labels, and that every
-# client changes at every round: a time step is a round.
+# Equal clients of 4 training examples, in two clusters that disagree on two labels. In every round,
+# which is a time step here, every client changes its cluster.
 DRIFTING: dict[str, Any] = {
     "drift.schedule": "rotation(clusters=2)",
     "drift.concepts": "swap",
@@ -64,9 +63,9 @@ DRIFTING: dict[str, Any] = {
 }
 
 
-# What to write for a method where its own defaults would take minutes on the built-in task, or
-# would let all six clients listen to everybody; a small rate
-# for feddf, since Adam makes steps of rounding.
+# Arguments for methods whose defaults would take minutes on the built-in task, or would make each
+# client average with all others. A small learning rate for feddf, because Adam turns rounding
+# errors into steps.
 FAST_CONFIGS = {
     "dac": "dac(peers=2)",
     "feddf": "feddf(steps=6, patience=4, lr=1e-05)",
@@ -77,12 +76,12 @@ FAST_CONFIGS = {
 
 
 def fast_config(name: str) -> str:
-    """The expression with which a method of the table is tried."""
+    """A method with arguments that are fast on the built-in task, where it has an entry."""
     return FAST_CONFIGS.get(name, name)
 
 
 class LayerNormNet(nn.Module):
-    """A small network with a normalization that treats every row alone, so that it can always
+    """A small network with a normalization that treats every example alone, so that it can always
     be stacked.
     """
 
@@ -211,7 +210,7 @@ def pick_clients(work: ClientWork, places: Sequence[int]) -> ClientWork:
     """The same round for some clients of the cohort only."""
     index = torch.tensor(list(places))
     start = work.start.select(index) if work.per_client_start else work.start
-    stats = ClientStats(*(fact[index] for fact in work.stats))
+    stats = ClientStats(*(value[index] for value in work.stats))
     return work._replace(
         clients=work.clients[list(places)],
         start=start,
@@ -292,9 +291,9 @@ def all_slots_part() -> Part:
 
     def on_client_start(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
         out, batch = ops.predict(ctx.start)
-        rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+        losses = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
         return {"seen": ctx.client_state["seen"] + ctx.stats.label_counts}, {
-            "loss": weighted_mean(rows, batch.weight)
+            "loss": weighted_mean(losses, batch.weight)
         }
 
     def correct(grads: Params, params: Params, ctx: Context) -> Params:
