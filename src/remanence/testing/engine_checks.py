@@ -106,10 +106,10 @@ def _check_scores(
         _check_pairs(engine, sequential, models, split, step)
     if experiment.task.info.public_size:
         for some in (one, models):
-            mine, wanted = (
+            logits, wanted_logits = (
                 e.predict_logits(some, experiment.task.public) for e in (engine, sequential)
             )
-            distance = max_rel_diff({"": mine}, {"": wanted})[1]
+            distance = max_rel_diff({"": logits}, {"": wanted_logits})[1]
             assert distance <= TOLERANCE, (
                 f"engine {engine.name} and sequential predict the public set differently:"
                 f" by {distance:.1e}"
