@@ -10,12 +10,11 @@ import pytest
 import torch
 from aggregators.points import combine
 
+from remanence.aggregators.minimum_replies import check_cohort, minimum_of
 from remanence.aggregators.robust import (
-    check_cohort,
     geometric_median,
     krum,
     median,
-    minimum_of,
     multi_krum,
     norm_clip,
     trimmed_mean,

@@ -15,12 +15,12 @@ from reference import robust as reference
 from torch import Tensor
 
 from remanence.aggregators import coordinatewise
+from remanence.aggregators.minimum_replies import median_buffers
 from remanence.aggregators.robust import (
     ROBUST,
     geometric_median,
     krum,
     median,
-    median_buffers,
     multi_krum,
     norm_clip,
     trimmed_mean,

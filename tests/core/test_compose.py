@@ -28,6 +28,8 @@ from remanence.core.slots import (
     Transform,
 )
 from remanence.methods import PARTS
+from remanence.training.state import REMOTE
+from remanence.training.task import PERSONAL
 
 
 def client_context(**fields: Any) -> Context:
@@ -127,6 +129,25 @@ def test_a_mechanism_with_an_unknown_word_is_refused(field: str, word: str) -> N
     mistyped = Part("mine", discloses=shown, mechanisms=(noise._replace(**{field: word}),))
     with pytest.raises(InputError, match=f"mine: {field} of a Mechanism is one of .*'{word}'"):
         check(Method((mistyped,)))
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [("noise", -1.0), ("noise", float("nan")), ("every", 0), ("delta", 1.0), ("budget", -2.0)],
+)
+def test_a_mechanism_with_an_impossible_number_is_refused(field: str, number: float) -> None:
+    """The accountant would report an epsilon for it."""
+    noise = Mechanism(EXAMPLE, "count", CLIENT, 1.0, EACH_ROUND)
+    shown = {"count": Disclosure("examples")}
+    odd = Part("mine", discloses=shown, mechanisms=(noise._replace(**{field: number}),))
+    with pytest.raises(InputError, match=f"mine: {field} of a Mechanism is .*, not {number}"):
+        check(Method((odd,)))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "two words", "7up", PERSONAL, REMOTE])
+def test_a_part_needs_a_name_that_state_can_be_stored_under(name: str) -> None:
+    with pytest.raises(InputError, match=f"a part cannot be called '{name}'"):
+        check(Method((Part(name),)))
 
 
 def test_methods_are_joined_in_the_order_written() -> None:

@@ -94,7 +94,7 @@ def test_a_step_returns_an_input_under_another_name(steps: str) -> None:
         return {}, {"moved": moved}
 
     part = Part(
-        "last step",
+        "last_step",
         step_tracker=last,
         on_client_end=tell,
         payload=lambda start, world: {"moved": torch.zeros((), dtype=world.dtype)},
@@ -103,7 +103,7 @@ def test_a_step_returns_an_input_under_another_name(steps: str) -> None:
     experiment = small_experiment(part)
     job = make_work(experiment, first_state(experiment), 1)
     plain, ours = (
-        torch.cat([reply.payload["last step"]["moved"] for reply in engine.train(job)])
+        torch.cat([reply.payload["last_step"]["moved"] for reply in engine.train(job)])
         for engine in (
             SequentialEngine(experiment.task),
             VectorizedEngine(experiment.task, 64, steps),

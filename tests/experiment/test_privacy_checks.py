@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from remanence.core.compose import ComposedMethod
 from remanence.core.declarations import (
     CLIENT,
     EACH_ROUND,
@@ -14,18 +13,27 @@ from remanence.core.declarations import (
     Disclosure,
     Mechanism,
 )
-from remanence.core.slots import Method, Part
-from remanence.experiment.privacy_checks import is_protected
+from remanence.core.slots import Part
 
 
 @pytest.mark.parametrize(
-    ("drawn_at", "noise", "protected"),
-    [(CLIENT, 1.0, True), (CLIENT, 0.0, False), (SERVER, 1.0, False)],
+    ("covers", "drawn_at", "noise", "protected"),
+    [
+        ("count", CLIENT, 1.0, True),
+        ("count", CLIENT, 0.0, False),
+        ("count", SERVER, 1.0, False),
+        ("other", CLIENT, 1.0, False),
+        (MODEL, CLIENT, 1.0, False),
+    ],
 )
 def test_only_noise_drawn_at_the_client_protects_what_leaves_it(
-    drawn_at: str, noise: float, protected: bool
+    covers: str, drawn_at: str, noise: float, protected: bool
 ) -> None:
-    mechanism = Mechanism(EXAMPLE, MODEL, drawn_at, noise, EACH_ROUND, delta=1e-5)
-    method = ComposedMethod(Method((Part("mine", mechanisms=(mechanism,)),)))
-    assert is_protected(Disclosure("examples", protected_by="mine"), method) is protected
-    assert not is_protected(Disclosure("examples"), method)
+    """A mechanism protects the leaf that it covers, and no other."""
+    mechanism = Mechanism(EXAMPLE, covers, drawn_at, noise, EACH_ROUND, delta=1e-5)
+    shown = {"count": Disclosure("examples"), "other": Disclosure("examples")}
+    mine = Part("mine", discloses=shown, mechanisms=(mechanism,))
+    assert mine.protects("count") is protected
+    assert mine.protects("count/deeper") is protected
+    assert not mine.protects("counts")
+    assert not Part("mine", discloses=shown).protects("count")

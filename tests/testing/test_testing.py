@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.compose import part as as_part
-from remanence.core.contexts import ClientOps, Context, ServerContext
+from remanence.core.contexts import ClientOps, Context, ServerContext, ServerOps
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
@@ -87,7 +87,14 @@ def divides_by_zero() -> Part:
             * (1 / ctx.stats.label_counts).sum()
         )
 
-    return Part("divides", loss=base)
+    return Part("divides", loss=base, reads_label_counts=True)
+
+
+def reads_undeclared_counts() -> Part:
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: g / ctx.stats.label_counts.sum() for name, g in grads.items()}
+
+    return Part("undeclared", transforms=(Transform("correct", correct),))
 
 
 def hides_state() -> Part:
@@ -186,6 +193,27 @@ def forgets_a_state_of_the_server() -> Part:
     )
 
 
+def grows_at_the_server() -> Part:
+    return Part(
+        "grows",
+        server_state=lambda start, info: {"seen": torch.zeros(1)},
+        update_server_state=lambda replies, srv: {"seen": torch.cat([srv.state["seen"]] * 2)},
+    )
+
+
+def trains_without_public_data() -> Part:
+    def train(
+        merged: ModelState, previous: ModelState, replies: Reply, ops: ServerOps, srv: ServerContext
+    ) -> ModelState:
+        return ops.fit(merged, public_loss, {}, steps=1)
+
+    return Part("public", server_train=train)
+
+
+def public_loss(out: Output, batch: Batch, index: Tensor, loss_args: Tree) -> Tensor:
+    return nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+
+
 def linear_in_its_state() -> Part:
     def pull(params: Params, ctx: Context) -> Tensor:
         h: Params = ctx.client_state["h"]
@@ -212,6 +240,56 @@ def pulled(pull: float, out: Output, batch: Batch, ops: ClientOps, ctx: Context)
 @as_part
 def binds_a_number(*, pull: float = 0.1) -> Part:
     return Part("binds", loss_terms=(functools.partial(pulled, pull),))
+
+
+@as_part
+def binds_half_of_it(*, pull: float = 0.1) -> Part:
+    return Part("bound", hyper={"pull": pull}, loss_terms=(functools.partial(pulled, pull / 2),))
+
+
+@as_part
+def reads_half_of_it_in_a_helper(*, pull: float = 0.1) -> Part:
+    numbers = {"half": pull / 2}
+
+    def scale(g: Tensor) -> Tensor:
+        return g * (1 + numbers["half"])
+
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: scale(g) for name, g in grads.items()}
+
+    return Part("helper", hyper={"pull": pull}, transforms=(Transform("correct", correct),))
+
+
+@as_part
+def switches_undeclared(*, twice: bool = False) -> Part:
+    def correct(grads: Params, params: Params, ctx: Context) -> Params:
+        return {name: 2 * g for name, g in grads.items()} if twice else grads
+
+    return Part("switches", transforms=(Transform("correct", correct),))
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def counts_in_an_object() -> Part:
+    counter = Counter()
+
+    def weigh(replies: Reply, srv: Any) -> Tensor:
+        counter.calls += 1
+        return replies.weight
+
+    return Part("counts", client_weights=weigh)
+
+
+def draws_from_a_generator() -> Part:
+    generator = np.random.default_rng(0)
+
+    def weigh(replies: Reply, srv: Any) -> Tensor:
+        return replies.weight * 0 + generator.random()
+
+    return Part("draws", client_weights=weigh)
 
 
 def sends_undeclared() -> Part:
@@ -254,10 +332,18 @@ def breaks_when_personal() -> Part:
             divides_by_zero(),
             r"divides with unequal clients.*client \d is rejected, because .*NaN or infinity",
         ),
+        (
+            reads_undeclared_counts(),
+            r"undeclared with unequal clients.*reads ctx.stats.label_counts and does not declare",
+        ),
         (hides_state(), r"hides: a run changes .*client_weights carries \(rounds\)"),
         (reads_a_closure(), r"reads: a function .*transforms reads pull .*neither in hyper nor"),
         (reads_beside_hyper(), r'beside: a function .*reads pull .*read ctx.hyper\["pull"\]'),
         (binds_a_number(), r"binds: a function of the slot loss_terms reads pull"),
+        (binds_half_of_it(), r"bound: .*loss_terms reads the number 0.05 .*@part"),
+        (reads_half_of_it_in_a_helper(), r"helper: .*transforms reads the number half .*@part"),
+        (switches_undeclared(), r"switches: the argument twice is neither in hyper nor in static"),
+        (counts_in_an_object(), r"counts: a run changes .*client_weights carries \(calls\)"),
         (lacks_the_decorator(), r"lacks: .*transforms reads the number pull .*@part"),
         (lacks_the_decorator_for_hyper(), r"lacks has hyper-parameters \(pull\) and no .*@part"),
         (
@@ -274,6 +360,11 @@ def breaks_when_personal() -> Part:
             r"forgets: update_server_state does not return round: return all entries",
         ),
         (
+            grows_at_the_server(),
+            r"grows: update_server_state changes seen .* from \(1,\) .* to \(2",
+        ),
+        (trains_without_public_data(), r"InputError: .*public set: declare needs_public_data=True"),
+        (
             linear_in_its_state(),
             r"linear with effective steps \(\+fednova\) .*regularizers of linear",
         ),
@@ -285,6 +376,11 @@ def breaks_when_personal() -> Part:
 def test_broken_methods_are_named(part: Part, sentence: str) -> None:
     with pytest.raises(AssertionError, match=sentence):
         check_method(part)
+
+
+def test_generators_and_iterators_are_named() -> None:
+    with pytest.raises(AssertionError, match=r"client_weights carries generator .*draw from keys"):
+        check_numbers(draws_from_a_generator())
 
 
 def test_state_between_rounds_needs_two() -> None:
@@ -364,7 +460,7 @@ class Broken(SequentialEngine):
     ("fault", "sentence"),
     [
         ("shares nothing", "engine broken and sequential train differently"),
-        ("loses a client", "every client answers once"),
+        ("loses a client", "every client replies once"),
         (
             "counts the cohort",
             "a client's reply depends on who else is in the round: by .* at loss",
@@ -374,7 +470,7 @@ class Broken(SequentialEngine):
         ("ignores owners", "score the split valid differently"),
         ("miscounts", "score the split test differently.*loss"),
         ("mixes pairs up", "score pairs on the split train differently.*loss"),
-        ("forgets example results", "gives example results exactly where they are asked for"),
+        ("forgets example results", "gives example results exactly where they are requested"),
         ("mixes rows up", "predict the public set differently"),
         ("stays at the first time step", "score pairs on the split train differently"),
     ],
@@ -426,8 +522,8 @@ class Net(nn.Module):
         ("unused", "Net never uses its parameter spare.weight"),
         ("logarithm", "Net gives NaN or infinity"),
         ("root", "Net has NaN or infinite weights"),
-        ("centred", "Net in evaluation mode lets the rows of a batch influence each other"),
-        ("counter", "Net gives two answers to the same rows"),
+        ("centred", "Net in evaluation mode lets the examples of a batch influence each other"),
+        ("counter", "Net gives two outputs for the same examples"),
         ("branch", "Net .*(influence each other|cannot be stacked by torch.vmap)"),
     ],
 )

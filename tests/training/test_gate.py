@@ -237,6 +237,7 @@ GOOD = chunk(2, 5)
             "client, round, weight and loss",
         ),
         ({"loss": torch.zeros(())}, "shape", "client, round, weight and loss"),
+        ({"loss": torch.zeros(2, dtype=torch.complex64)}, "dtype", "weight and loss floating-"),
         ({"client": torch.tensor([[2], [5]])}, "shape", "client, round, weight and loss"),
     ],
 )

@@ -11,18 +11,14 @@ from collections.abc import Callable
 from remanence.aggregators.geometric_median import geometric_median
 from remanence.aggregators.krum import krum, multi_krum
 from remanence.aggregators.median import median, trimmed_mean
-from remanence.aggregators.minimum_replies import check_cohort, median_buffers, minimum_of
 from remanence.aggregators.norm_clip import norm_clip
 from remanence.core.slots import Part
 
 __all__ = [
     "ROBUST",
-    "check_cohort",
     "geometric_median",
     "krum",
     "median",
-    "median_buffers",
-    "minimum_of",
     "multi_krum",
     "norm_clip",
     "trimmed_mean",

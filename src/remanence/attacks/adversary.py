@@ -27,11 +27,11 @@ class Adversary:
     Args:
         attacks: the attacks.
         attackers: the clients that carry out each attack, ascending.
+        counts: the payload leaves that are counts of examples, by part and path.
     """
 
     attacks: tuple[Attack, ...]
     attackers: Mapping[str, np.ndarray]
-    # payload leaves that are counts of examples, by part and path
     counts: tuple[tuple[str, str], ...] = ()
 
     @classmethod

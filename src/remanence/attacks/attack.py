@@ -64,6 +64,7 @@ class Attack:
         who: the clients that carry it out.
         poison: changes training examples.
         tamper_replies: changes replies.
+        tamper_counts: changes the counts of examples in replies.
         tamper_probes: changes the losses that peers measure.
         measure: makes test examples on which accuracy is the success rate of the attack.
         check: raises an error if the attack does not fit the data.

@@ -34,7 +34,7 @@ def label_flip(
             f"attack label_flip: cannot read to={to!r}: write {', '.join(LABEL_RULES)} or the"
             " number of a class"
         )
-    if to == str(of):
+    if to.isdigit() and int(to) == of:
         raise InputError(
             f"attack label_flip: of={of} and to={to} are the same class: give another one"
         )

@@ -26,15 +26,16 @@ CLAIMS = ("true", "uniform", "inverse")
 def count_lies(
     *, fraction: float = 0.1, clients: str = "", factor: float = 10.0, claim: str = "true"
 ) -> Attack:
-    """Claims `factor` times its numbers of examples, label counts and forgotten examples. A single
-    count of 0 is multiplied as 1.
+    """Claims `factor` times its number of examples, and `factor` times every count that the method
+    declares in its payload. A single count of 0 is multiplied as 1.
 
-    fraction: share of the clients that attack.
-    clients: their numbers instead, such as "3 7".
-    factor: multiplies the counts; 1 to change only their spread over classes (`claim`). The gate
-        rejects a reply whose number of examples is above round.weight_cap.
-    claim: how the claimed labels are spread over classes: true, as they are; uniform, all classes
-        alike; inverse, most of what it has least of.
+    Args:
+        fraction: share of the clients that attack.
+        clients: their numbers instead, such as "3 7".
+        factor: multiplies the counts; 1 to change only their spread over classes (`claim`). The
+            gate rejects a reply whose number of examples is above round.weight_cap.
+        claim: how the claimed labels are spread over classes: true, as they are; uniform, all
+            classes alike; inverse, most of what it has least of.
     """
     if claim not in CLAIMS:
         raise InputError(f"attack count_lies: unknown claim {claim!r}: {nearest(claim, CLAIMS)}")
@@ -48,8 +49,9 @@ def count_lies(
     def overstate(counts: Tensor, bad: Tensor) -> Tensor:
         """One count of each client [k], or one for each class [k, C]."""
         if counts.dim() == 1:
-            return torch.where(bad, factor * counts.clamp(min=1), counts)
-        return torch.where(bad.unsqueeze(1), factor * spread_labels(counts, claim), counts)
+            return torch.where(bad, (factor * counts.clamp(min=1)).to(counts), counts)
+        claimed = factor * spread_labels(counts, claim)
+        return torch.where(bad.unsqueeze(1), claimed.to(counts), counts)
 
     def tamper(replies: Reply, attackers: np.ndarray, leaves: Sequence[tuple[str, str]]) -> Reply:
         bad = attacker_mask(replies, attackers)
@@ -83,14 +85,19 @@ def count_leaves(parts: Sequence[Part], payload: Tree) -> tuple[tuple[str, str],
 
 
 def spread_labels(counts: Tensor, claim: str) -> Tensor:
-    """Label counts with the same sum, as they are claimed.
+    """Label counts [k, C] with the same sum, as they are claimed.
 
     >>> spread_labels(torch.tensor([[6.0, 0.0, 3.0]]), "uniform")
     tensor([[3., 3., 3.]])
     >>> spread_labels(torch.tensor([[6.0, 0.0, 3.0]]), "inverse")
     tensor([[0., 6., 3.]])
 
-    counts: [k, C] -> [k, C]
+    Args:
+        counts: [k, C].
+        claim: one of `CLAIMS`.
+
+    Returns:
+        [k, C].
     """
     if claim == "true":
         return counts

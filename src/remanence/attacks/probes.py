@@ -1,7 +1,7 @@
 """Attacks on similarity: the attacker's model seems to fit the data of all clients.
 
-DAC and HAST select peers by the loss of a peer's model on the client's own training examples, so a
-low loss makes the attacker's model selected often.
+Where clients select peers by the loss of a peer's model on their own training examples, a low loss
+makes the attacker's model selected often.
 """
 
 from __future__ import annotations

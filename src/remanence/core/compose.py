@@ -12,12 +12,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ParamSpec
 
+from torch import Tensor
+
 from remanence.core import expressions
 from remanence.core.compose_checks import check
 from remanence.core.contexts import Context, PeerContext, ServerContext
 from remanence.core.declarations import Mechanism
+from remanence.core.errors import InputError
 from remanence.core.slots import STAGES, Method, Optimizer, Part
-from remanence.core.types import TaskInfo
+from remanence.core.types import ClientStats, TaskInfo
 
 P = ParamSpec("P")
 
@@ -63,20 +66,49 @@ def describe(method: Method) -> str:
 
 
 class BoundHook:
-    """A function of a part, called with a context narrowed to that part's subtrees."""
+    """A function of a part, called with a context narrowed to that part's subtrees, and without
+    label counts unless the part declares that it reads them.
+    """
 
     def __init__(self, part: Part, function: Callable[..., Any]):
         self.name, self.function = part.name, function
+        self.reads_label_counts = part.reads_label_counts
 
     def __call__(self, *args: Any) -> Any:
         # the position of the context differs by slot: find it by type
         return self.function(
             *(
-                scope_context(arg, self.name)
-                if isinstance(arg, Context | ServerContext | PeerContext)
-                else arg
+                self._scope(arg) if isinstance(arg, Context | ServerContext | PeerContext) else arg
                 for arg in args
             )
+        )
+
+    def _scope(self, ctx: Any) -> Any:
+        scoped = scope_context(ctx, self.name)
+        if self.reads_label_counts or not isinstance(ctx, Context):
+            return scoped
+        if not isinstance(ctx.stats, ClientStats):  # hidden already
+            return scoped
+        return scoped._replace(stats=WithoutLabelCounts(self.name, ctx.stats))
+
+
+class WithoutLabelCounts:
+    """The statistics of a client for a part that does not declare that it reads label counts:
+    privacy checks rely on the declaration.
+    """
+
+    def __init__(self, part: str, stats: ClientStats):
+        self.part, self.stats = part, stats
+
+    @property
+    def size(self) -> Tensor:
+        return self.stats.size
+
+    @property
+    def label_counts(self) -> Tensor:
+        raise InputError(
+            f"{self.part} reads ctx.stats.label_counts and does not declare it: write"
+            " reads_label_counts=True in its Part"
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 
 from remanence.core.declarations import (
@@ -66,6 +68,9 @@ STATEFUL_SERVER_SLOTS = (
     "personalize",
 )
 
+# keys in a client's state, beside those of parts
+RESERVED_NAMES = ("personal", "site")
+
 # what a slot takes: a record, a tuple of functions or a single function
 SLOT_TYPES = {
     "optimizer": Optimizer,
@@ -129,6 +134,7 @@ def check(method: Method) -> Method:
                 f" several global models, and {p.name} is made for one; keep one of them"
             )
     for p in method.parts:
+        _check_name(p)
         _check_slots(p)
         for transform in p.transforms:
             if transform.stage not in STAGES:
@@ -165,6 +171,15 @@ def _check_slots(p: Part) -> None:
             raise InputError(f"{p.name}: {slot} must be a function, not {type(value).__name__}")
 
 
+def _check_name(p: Part) -> None:
+    """Raise `InputError` for a name that cannot be the key of a subtree of state."""
+    if not re.fullmatch(r"[A-Za-z]\w*", p.name, re.ASCII) or p.name in RESERVED_NAMES:
+        raise InputError(
+            f"a part cannot be called {p.name!r}: a name has letters, digits and _, begins with a"
+            f" letter, and is not {' or '.join(RESERVED_NAMES)}"
+        )
+
+
 def _check_declarations(p: Part) -> None:
     for path, disclosure in p.discloses.items():
         if disclosure.reveals not in REVEALS:
@@ -182,6 +197,17 @@ def _check_declarations(p: Part) -> None:
             if getattr(mechanism, field) not in allowed:
                 raise InputError(
                     f"{p.name}: {field} of a Mechanism is one of {', '.join(allowed)}, not"
+                    f" {getattr(mechanism, field)!r}"
+                )
+        for field, wanted, good in (
+            ("noise", "a number of at least 0", 0 <= mechanism.noise < math.inf),
+            ("every", "at least 1", mechanism.every >= 1),
+            ("delta", "from 0 to below 1", 0 <= mechanism.delta < 1),
+            ("budget", "a number of at least 0", 0 <= mechanism.budget < math.inf),
+        ):
+            if not good:
+                raise InputError(
+                    f"{p.name}: {field} of a Mechanism is {wanted}, not"
                     f" {getattr(mechanism, field)!r}"
                 )
         if mechanism.covers == LABEL_COUNTS and p.privatize_stats is None:

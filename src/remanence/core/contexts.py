@@ -153,7 +153,7 @@ class ServerOps(NamedTuple):
     """What a server-side function can have the engine compute on the public set."""
 
     fit: Fit
-    # stacked models [m, ...] -> logits on the whole public set [m, n, C]
+    # one model, or stacked models [m, ...] -> logits on the whole public set, [n, C] or [m, n, C]
     predict_logits: Callable[[ModelState], Tensor]
     labels: Tensor  # of the public set [n]; -1 where it has none
     # the clients' models, stacked, with the parameters that clients do not send

@@ -22,7 +22,6 @@ class Disclosure(NamedTuple):
     """What one value that leaves a client reveals."""
 
     reveals: str  # one of REVEALS
-    protected_by: str = ""  # name of the part whose `Mechanism` covers this value
     is_count: bool = False  # numbers of examples, which a hostile client may overstate
     cure: str = ""  # what to use instead where the value has to be protected
 

@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
-from remanence.core.declarations import UNDECLARED, Disclosure, Mechanism, Remedy
+from remanence.core.declarations import CLIENT, UNDECLARED, Disclosure, Mechanism, Remedy
 from remanence.core.pytree import SEPARATOR, Params, Tree
 from remanence.core.rng import Key
 from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, TaskInfo
@@ -219,7 +219,8 @@ class Part:
     discloses: Mapping[str, Disclosure] = field(default_factory=dict)
     mechanisms: tuple[Mechanism, ...] = ()  # protective noise that its functions draw
     addresses: tuple[Remedy, ...] = ()  # the kinds of forgetting that it reduces
-    reads_label_counts: bool = False  # do its functions read ctx.stats.label_counts?
+    # do its functions read ctx.stats.label_counts? Undeclared, reading them raises an InputError
+    reads_label_counts: bool = False
     reads_inputs: bool = True  # does `loss` read more of a batch than labels and weights?
     payload_description: str = ""  # what clients send besides the model, in words
     needs_public_data: bool = False
@@ -243,6 +244,15 @@ class Part:
             if found is not None:
                 return found
         return UNDECLARED
+
+    def protects(self, path: str) -> bool:
+        """Whether the part adds noise to a leaf of its payload before it leaves the client."""
+        return any(
+            mechanism.noise > 0
+            and mechanism.drawn_at == CLIENT
+            and f"{path}{SEPARATOR}".startswith(f"{mechanism.covers}{SEPARATOR}")
+            for mechanism in self.mechanisms
+        )
 
 
 @dataclass(frozen=True)

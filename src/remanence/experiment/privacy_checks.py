@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
-from remanence.core.declarations import CLIENT, EXAMPLE, LABEL_COUNTS, MODEL, Disclosure
+from remanence.core.declarations import CLIENT, EXAMPLE, LABEL_COUNTS, MODEL
 from remanence.core.errors import InputError
 from remanence.core.slots import Part
 from remanence.privacy.label_dp import CURE as NOISY_COUNTS
@@ -86,10 +86,11 @@ def _find_uncovered(p: Part, paths: list[str], method: ComposedMethod) -> str:
             f"{p.name} evaluates models on a client's examples and reports how well they do;"
             " use a method with one server model"
         )
-    for disclosure in map(p.disclosure, paths):
+    for path in paths:
+        disclosure = p.disclosure(path)
         if disclosure.reveals == "label_counts" and not covers_label_counts(method):
             return f"{p.name} sends label counts; {NOISY_COUNTS}"
-        if disclosure.reveals == "examples" and not is_protected(disclosure, method):
+        if disclosure.reveals == "examples" and not p.protects(path):
             return disclosure.cure or (
                 f"{p.name} sends more than its model, which the clipped gradients do not cover;"
                 " leave one of them out"
@@ -97,12 +98,3 @@ def _find_uncovered(p: Part, paths: list[str], method: ComposedMethod) -> str:
     if p.reads_label_counts and not covers_label_counts(method):
         return f"{p.name} weighs every example by the label counts of all; {NOISY_COUNTS}"
     return ""
-
-
-def is_protected(disclosure: Disclosure, method: ComposedMethod) -> bool:
-    """Does a part of the method draw noise for this value at the client, before it leaves?"""
-    return any(
-        p.name == disclosure.protected_by
-        for p, m in method.mechanisms
-        if m.noise and m.drawn_at == CLIENT
-    )

@@ -12,7 +12,6 @@ from remanence.core.declarations import LABEL_COUNTS, UNDECLARED
 from remanence.core.errors import RemanenceError
 from remanence.core.rng import Key
 from remanence.core.slots import Part
-from remanence.experiment.privacy_checks import is_protected
 from remanence.flower.settings import Policy
 from remanence.training.task import TrainingTask
 
@@ -45,10 +44,10 @@ def check_method(policy: Policy, task: TrainingTask) -> None:
     sent = task.payload_spec()
     for part in task.method.parts if not policy.label_counts else ():
         for path in pytree.flatten(sent.get(part.name, {})):
-            _check_leaf(part, path, task)
+            _check_leaf(part, path)
 
 
-def _check_leaf(part: Part, path: str, task: TrainingTask) -> None:
+def _check_leaf(part: Part, path: str) -> None:
     """Decline a value that reveals label counts or more."""
     disclosure = part.disclosure(path)
     if disclosure.reveals == LABEL_COUNTS:
@@ -57,7 +56,7 @@ def _check_leaf(part: Part, path: str, task: TrainingTask) -> None:
             f"{part.name} asks for label counts, but this site does not send them"
             " (policy.label_counts)",
         )
-    if disclosure.reveals == "examples" and not is_protected(disclosure, task.method):
+    if disclosure.reveals == "examples" and not part.protects(path):
         leaf = path.replace(pytree.SEPARATOR, ".")
         what = "it does not declare" if disclosure is UNDECLARED else "may reveal single examples"
         raise Declined(

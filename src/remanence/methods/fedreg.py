@@ -1,14 +1,15 @@
 """FedReg: local steps that keep what the received model has learned, represented by pseudo data.
 
 Pseudo data are inputs moved along the ascent direction of the received model's loss, with its
-predictions as labels. The component of a local gradient that opposes their gradient is removed. Xu
-et al., "Acceleration of
-federated learning with alleviated forgetting in local training", ICLR 2022.
+predictions as labels. The component of a local gradient that opposes their gradient is removed.
+
+Xu et al., "Acceleration of federated learning with alleviated forgetting in local training", ICLR
+2022.
 
     step                                        hook             function
     pseudo data, perturbed data                 gradient         sign_ascent
     gradients at interpolated parameters        gradient         interpolate
-    projection of the gradient                  gradient         in `fedreg`
+    projection of the gradient                  gradient         remove_opposed
     plain mean of the models                    client_weights   uniform_weights
 """
 

@@ -77,7 +77,6 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
         discloses={
             "forgettable": Disclosure(
                 "examples",
-                protected_by="fedwavg" if noise else "",
                 is_count=True,
                 cure="fedwavg sends the number of forgotten examples; write fedwavg(noise=5)",
             )

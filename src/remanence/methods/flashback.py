@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, ServerContext, ServerOps
 from remanence.core.declarations import AGGREGATION, Disclosure, Remedy
@@ -112,9 +111,11 @@ def server_distillation(
     # [1, C], [k, C]
     pi, counts = srv.state["pi"].unsqueeze(0), replies.payload["flashback"]["label_counts"]
     alpha = label_shares(nu=pi[0], mu=torch.cat([counts, pi]))
-    before = ModelState(*(pytree.broadcast(tree, 1) for tree in previous))
     teacher_logits = torch.cat(
-        [ops.predict_logits(ops.local_models(replies)), ops.predict_logits(before)]
+        [
+            ops.predict_logits(ops.local_models(replies)),
+            ops.predict_logits(previous).unsqueeze(0),
+        ]
     )  # [k + 1, n, C]
     return ops.fit(
         merged,

@@ -35,15 +35,19 @@ from remanence.training.task import TrainingTask
 
 @preserve_process_state()
 def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
-    """Check that an engine passes all inputs and results of clients, whatever the method.
+    """Check that an engine trains and evaluates as `sequential` does.
 
-    Training and scoring, at any time step, must equal `sequential`, leave their inputs alone, and
-    give a client the same result whichever others are in the round.
+    At any time step its results must equal those of `sequential`, its inputs must not change, and
+    a client's result must not depend on the other clients of the round.
 
     >>> from remanence.engines.vectorized import VectorizedEngine
     >>> check_engine(lambda task: VectorizedEngine(task, stack=2))
 
-    make_engine: called with a task; the engine is closed when it has been checked.
+    Args:
+        make_engine: Is called with a task. The engine is closed when it has been checked.
+
+    Raises:
+        AssertionError: With a sentence that names the first problem and its cause.
     """
     for experiment in (
         small_experiment(all_slots_part(), {"data.public": 8}),
@@ -56,16 +60,16 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
         engine = make_engine(experiment.task)
         try:
             name = f"engine {engine.name}"
-            for asked in (work, with_client_models(work)):
-                check_inputs_unchanged(engine, asked, name)
-                whole = train(engine, asked, name)
+            for each in (work, with_client_models(work)):
+                check_inputs_unchanged(engine, each, name)
+                whole = train(engine, each, name)
                 check_equal_replies(
                     whole,
-                    train(SequentialEngine(experiment.task), asked, "sequential"),
+                    train(SequentialEngine(experiment.task), each, "sequential"),
                     f"{name} and sequential train differently",
                 )
                 for places in ([1], [0, 2], [1, 2, 3]):
-                    some = train(engine, asked.select(torch.tensor(places)), name)
+                    some = train(engine, each.select(torch.tensor(places)), name)
                     check_equal_replies(
                         some,
                         whole.select(torch.tensor(places)),
@@ -101,10 +105,10 @@ def _check_scores(
         _check_pairs(engine, sequential, models, split, step)
     if experiment.task.info.public_size:
         for some in (one, models):
-            said, wanted_said = (
+            logits, wanted_logits = (
                 e.predict_logits(some, experiment.task.public) for e in (engine, sequential)
             )
-            distance = max_rel_diff({"": said}, {"": wanted_said})[1]
+            distance = max_rel_diff({"": logits}, {"": wanted_logits})[1]
             assert distance <= TOLERANCE, (
                 f"engine {engine.name} and sequential predict the public set differently:"
                 f" by {distance:.1e}"
@@ -118,8 +122,8 @@ def _check_scores(
 def _check_pairs(
     engine: Engine, sequential: SequentialEngine, models: ModelState, split: str, step: int
 ) -> None:
-    """Models each on rows of its own: some twice, one not at all, one owner without rows on the
-    small task, and results on every example.
+    """Score pairs of a model and an owner: some models twice, one not at all, one owner without
+    examples on the small task; with and without results on single examples.
     """
     which, owners = np.array([2, 0, 0, 3, 2]), np.array([5, 4, 0, 1, 0])
     if split == "test":
@@ -130,7 +134,7 @@ def _check_pairs(
             for e in (engine, sequential)
         )
         assert (mine.examples is not None) == examples, (
-            f"engine {engine.name} gives example results exactly where they are asked for"
+            f"engine {engine.name} gives example results exactly where they are requested"
         )
         trees_of = [
             {"confusion": s.confusion, "loss": s.loss, **_results_tree(s.examples)}

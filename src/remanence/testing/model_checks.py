@@ -31,13 +31,18 @@ from remanence.training.task import TrainingTask
 
 @preserve_process_state()
 def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Can this network be trained here: as a pure function of its weights, and in a stack?
+    """Check that a network can be trained as a pure function of its parameters, and in a stack.
 
     >>> check_model(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), (3, 2, 2), 3)
 
-    shape: of one example: (channels, height, width), (columns,) or, for a network that begins with
-        an embedding, (length,).
-    classes: how many labels there are.
+    Args:
+        module: The network; it is not changed.
+        shape: The shape of one example: (channels, height, width), (columns,) or, for a network
+            that begins with an embedding, (length,).
+        classes: The number of classes.
+
+    Raises:
+        AssertionError: With a sentence that names the first problem and its cause.
     """
     if len(shape) not in (1, 3):
         raise InputError(
@@ -79,25 +84,25 @@ def check_model(module: nn.Module, shape: tuple[int, ...], classes: int) -> None
 
 
 def _check_predictions(task: TrainingTask, name: str) -> None:
-    """A prediction is a function of one row."""
+    """A prediction is a function of one example."""
     x = task.train.inputs(torch.arange(4))
     with torch.no_grad():
         once, again = (task.model.predict(task.model.initial, x).logits for _ in range(2))
         alone = torch.cat(
-            [task.model.predict(task.model.initial, row).logits for row in torch.split(x, 1)]
+            [task.model.predict(task.model.initial, one).logits for one in torch.split(x, 1)]
         )
     assert bool(torch.isfinite(once).all()), (
-        f"{name} gives NaN or infinity for ordinary rows: check its initial values and its"
+        f"{name} gives NaN or infinity for ordinary examples: check its initial values and its"
         " logarithms"
     )
     assert torch.equal(once, again), (
-        f"{name} gives two answers to the same rows: it draws random numbers or keeps"
+        f"{name} gives two outputs for the same examples: it draws random numbers or keeps"
         " state of its own; take that out"
     )
     gap = max_rel_diff({"logits": alone}, {"logits": once})[1]
     assert gap <= TOLERANCE, (
-        f"{name} in evaluation mode lets the rows of a batch influence each other (by"
-        f" {gap:.1e}): predict each row alone"
+        f"{name} in evaluation mode lets the examples of a batch influence each other"
+        f" (by {gap:.1e}): predict each example alone"
     )
 
 

@@ -9,8 +9,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import random
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    Callable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    MutableSequence,
+    MutableSet,
+)
 from typing import Any
 
 import numpy as np
@@ -37,6 +45,9 @@ WITHOUT_CONTEXT = (
     "init",
 )
 
+# values whose position changes when they are used
+STATEFUL = (Iterator, random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+
 
 def check_declarations(method: Method, task: TrainingTask) -> None:
     """Check that parts read numbers through `hyper` and declare what their payload reveals."""
@@ -57,13 +68,19 @@ def check_numbers(p: Part) -> None:
         " could not store them: decorate its constructor with @part"
     )
     for slot, function in functions_of(p):
-        for name, value in values_carried(function):
+        for name, value, is_bound in values_carried(function):
             argument = _find_argument(p, name, value)
             if argument is None:
-                assert slot in WITHOUT_CONTEXT or not _is_closed_over(function, name, value), (
-                    f"{p.name}: a function of the slot {slot} reads the number {name} from its"
+                assert slot in WITHOUT_CONTEXT or not (is_bound and _is_number(value)), (
+                    f"{p.name}: a function of the slot {slot} reads the number"
+                    f" {name or float(value)} from its"
                     " closure: make it an argument of a constructor that is decorated with @part,"
                     ' put the argument into hyper, and compute the number from ctx.hyper["..."]'
+                )
+                assert not isinstance(value, STATEFUL), (
+                    f"{p.name}: a function of the slot {slot} carries {name or 'a value'} of the"
+                    f" type {type(value).__name__}, whose position no checkpoint holds: draw from"
+                    " keys (remanence.extend.rng), and count in client_state or server_state"
                 )
                 continue
             if argument in p.static:
@@ -78,6 +95,12 @@ def check_numbers(p: Part) -> None:
                 f'{reads}: read ctx.hyper["{argument}"], or all runs of a stack would share the'
                 " number of one of them"
             )
+    for argument in p.arguments:
+        assert argument in p.hyper or argument in p.static, (
+            f"{p.name}: the argument {argument} is neither in hyper nor in static: put it into"
+            f' hyper and read ctx.hyper["{argument}"], or declare static=("{argument}",) if it'
+            " changes which operations run"
+        )
 
 
 def functions_of(p: Part) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -101,53 +124,71 @@ def _functions_in(slot: str, value: Any) -> Iterator[tuple[str, Callable[..., An
         yield slot, value
 
 
-def values_carried(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """What a function carries: closure cells, defaults and bound arguments, also those of the
-    functions among them.
+def values_carried(function: Callable[..., Any]) -> Iterator[tuple[str, Any, bool]]:
+    """What a function carries: closure cells, defaults, bound arguments and attributes, also those
+    of the functions, containers and objects among them.
 
     Yields:
-        The name and the value; the name "" for an argument bound by position.
+        The name, the value, and whether it is in the closure or among the bound arguments of the
+        function or of another one of its module; the name "" for an argument bound by position.
     """
-    waiting: list[Any] = [function]
+    module = _module_of(function)
+    waiting: list[tuple[Any, bool]] = [(function, True)]
     seen: set[int] = set()
     while waiting:
-        current = waiting.pop()
+        current, near = waiting.pop()
         if id(current) in seen:
             continue
         seen.add(id(current))
-        for name, value in _carried_by(current):
-            yield name, value
-            items = value if isinstance(value, tuple) else (value,)
-            waiting += [item for item in items if callable(item)]
+        for name, value, is_bound in _carried_by(current):
+            yield name, value, near and is_bound
+            if isinstance(value, types.FunctionType | functools.partial):
+                waiting.append((value, _module_of(value) == module))
+            elif type(value) in (tuple, list, dict, set):
+                waiting.append((value, near and is_bound))
+            elif not isinstance(value, type | types.ModuleType | Tensor):
+                waiting.append((value, False))
 
 
-def _carried_by(function: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(function, functools.partial):
-        yield "", function.func
-        yield from (("", value) for value in function.args)
-        yield from function.keywords.items()
-    elif isinstance(function, types.FunctionType):
-        for name, cell in zip(
-            function.__code__.co_freevars, function.__closure__ or (), strict=True
-        ):
+def _carried_by(carrier: Any) -> Iterator[tuple[str, Any, bool]]:
+    """Names and values, and whether they are in a closure or bound as arguments."""
+    if isinstance(carrier, functools.partial):
+        yield "", carrier.func, True
+        yield from (("", value, True) for value in carrier.args)
+        yield from ((name, value, True) for name, value in carrier.keywords.items())
+    elif isinstance(carrier, types.FunctionType):
+        for name, cell in zip(carrier.__code__.co_freevars, carrier.__closure__ or (), strict=True):
             if cell != types.CellType():  # not assigned yet
-                yield name, cell.cell_contents
-        yield from (("", value) for value in function.__defaults__ or ())
-        yield from (function.__kwdefaults__ or {}).items()
-    elif isinstance(function, types.MethodType):
-        yield "", function.__func__
-        yield from getattr(function.__self__, "__dict__", {}).items()
-    elif not isinstance(function, type):
-        yield from getattr(function, "__dict__", {}).items()
+                yield name, cell.cell_contents, True
+        yield from (("", value, False) for value in carrier.__defaults__ or ())
+        yield from ((name, value, False) for name, value in (carrier.__kwdefaults__ or {}).items())
+    elif isinstance(carrier, types.MethodType):
+        yield "", carrier.__func__, False
+        yield from _attributes(carrier.__self__)
+    elif isinstance(carrier, Mapping):
+        yield from ((str(name), value, True) for name, value in carrier.items())
+    elif isinstance(carrier, tuple | list | set | frozenset):
+        yield from (("", value, True) for value in carrier)
+    else:
+        yield from _attributes(carrier)
 
 
-def _is_closed_over(function: Any, name: str, value: Any) -> bool:
-    """Is this a number in the function's own closure: a float, or a tensor that holds one?"""
-    code = getattr(function, "__code__", None)
-    is_number = isinstance(value, float) or (
+def _attributes(value: Any) -> Iterator[tuple[str, Any, bool]]:
+    return ((name, item, False) for name, item in getattr(value, "__dict__", {}).items())
+
+
+def _module_of(function: Any) -> str:
+    """The module of a function, also of one with bound arguments."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__module__", ""))
+
+
+def _is_number(value: Any) -> bool:
+    """Is this a float, or a tensor that holds one?"""
+    return isinstance(value, float) or (
         isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 0
     )
-    return is_number and code is not None and name in code.co_freevars
 
 
 def _find_argument(p: Part, name: str, value: Any) -> str | None:
@@ -171,7 +212,7 @@ def carried_values(p: Part) -> dict[str, Any]:
     return {
         f"{slot} {number}: {name}": copy.deepcopy(value) if _is_mutable(value) else value
         for slot, function in functions_of(p)
-        for number, (name, value) in enumerate(values_carried(function))
+        for number, (name, value, _) in enumerate(values_carried(function))
     }
 
 
@@ -188,7 +229,7 @@ def check_unchanged(p: Part, before: dict[str, Any]) -> None:
 
 
 def _is_mutable(value: Any) -> bool:
-    return isinstance(value, list | dict | set | bytearray | Tensor | np.ndarray)
+    return isinstance(value, (MutableSequence, MutableMapping, MutableSet, Tensor, np.ndarray))
 
 
 def _equal(a: Any, b: Any) -> bool:

@@ -71,8 +71,7 @@ def train(engine: Engine, work: ClientWork, name: str) -> Reply:
     order = torch.argsort(reply.client)
     expected, replied = work.clients.tolist(), reply.client[order].tolist()
     assert replied == expected, (
-        f"{name} was asked for clients {expected} and answered for {replied}: every client"
-        " answers once"
+        f"{name} was given clients {expected} and replied for {replied}: every client replies once"
     )
     return reply.select(order)
 

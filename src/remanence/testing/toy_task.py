@@ -33,8 +33,8 @@ from remanence.results import checkpoint_codec
 from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
 
-# Six clients of about 30 to 1 training rows, four of them in a round: there is always one with a
-# single example, and most lack a class.
+# Six clients of about 30 to 1 training examples, four of them in a round: there is always one with
+# a single example, and most lack a class.
 SMALL: dict[str, Any] = {
     "data.name": "synthetic(samples=76, classes=4, features=5, test=0.25)",
     "data.partition": "quantity(power=2.5, minimum=1)",
@@ -48,13 +48,12 @@ SMALL: dict[str, Any] = {
     "device": "cpu",
     "engine": "sequential",
 }
-# Equal clients of 6 training rows: with batch norm, and a last batch that is short for all of them
-# and so needs no padding.
+# Equal clients of 6 training examples, for batch norm: the last batch is equally short for all, so
+# that it needs no padding.
 EQUAL: dict[str, Any] = {"data.partition": "dirichlet(alpha=0.5, samples=8)"}
 
-
-# Equal clients of 4 training rows in two clusters that disagree on two labels, and that every
-# client changes at every round: a time step is a round.
+# Equal clients of 4 training examples, in two clusters that disagree on two labels. In every round,
+# which is a time step here, every client changes its cluster.
 DRIFTING: dict[str, Any] = {
     "drift.schedule": "rotation(clusters=2)",
     "drift.concepts": "swap",
@@ -64,9 +63,9 @@ DRIFTING: dict[str, Any] = {
 }
 
 
-# What to write for a method where its own defaults would take minutes on the built-in task, or
-# would let all six clients listen to everybody; a small rate
-# for feddf, since Adam makes steps of rounding.
+# Arguments for methods whose defaults would take minutes on the built-in task, or would make each
+# client average with all others. A small learning rate for feddf, because Adam turns rounding
+# errors into steps.
 FAST_CONFIGS = {
     "dac": "dac(peers=2)",
     "feddf": "feddf(steps=6, patience=4, lr=1e-05)",
@@ -77,12 +76,12 @@ FAST_CONFIGS = {
 
 
 def fast_config(name: str) -> str:
-    """The expression with which a method of the table is tried."""
+    """A method with arguments that are fast on the built-in task, where it has an entry."""
     return FAST_CONFIGS.get(name, name)
 
 
 class LayerNormNet(nn.Module):
-    """A small network with a normalization that treats every row alone, so that it can always
+    """A small network with a normalization that treats every example alone, so that it can always
     be stacked.
     """
 
@@ -274,17 +273,14 @@ def all_slots_part() -> Part:
             "steps": number,
         }
 
-    def server_state(start: ModelState, info: TaskInfo) -> Tree:
-        return {"gradient": pytree.zeros_like(start.params)}
-
     def payload(start: ModelState, info: TaskInfo) -> Tree:
         return {"gradient": start.params, "loss": torch.zeros((), dtype=info.dtype)}
 
     def on_client_start(ctx: Context, ops: ClientOps) -> tuple[Tree, Tree]:
         out, batch = ops.predict(ctx.start)
-        rows = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
+        losses = nn.functional.cross_entropy(out.logits, batch.y, reduction="none")
         return {"seen": ctx.client_state["seen"] + ctx.stats.label_counts}, {
-            "loss": weighted_mean(rows, batch.weight)
+            "loss": weighted_mean(losses, batch.weight)
         }
 
     def correct(grads: Params, params: Params, ctx: Context) -> Params:
@@ -311,12 +307,13 @@ def all_slots_part() -> Part:
     return Part(
         "all_slots_part",
         hyper={"pull": 0.1},
+        reads_label_counts=True,
         transforms=(Transform("correct", correct),),
         on_client_start=on_client_start,
         on_client_end=on_client_end,
         update_server_state=update_server_state,
         client_state=client_state,
         payload=payload,
-        server_state=server_state,
+        server_state=lambda start, info: {"gradient": pytree.zeros_like(start.params)},
         broadcast=lambda srv: srv.state,
     )

@@ -14,7 +14,7 @@ from remanence.core.pytree import Params, Tree
 from remanence.core.types import Batch, ModelState, Output
 from remanence.training.gradients import Differentiate, grad_func
 from remanence.training.loss import LossFn, make_loss_fn
-from remanence.training.per_example import make_per_example_grad, no_regularizer
+from remanence.training.per_example import make_per_example_grad
 from remanence.training.task import ClientIndices, TrainingTask
 
 PREDICT_BATCH = 1000  # examples in one forward pass over a whole split
@@ -180,6 +180,8 @@ def _make_per_example(
     regularizers = task.method.hooks("regularizers")
 
     def regularizer_grad(params: Params, ctx: Context) -> Params:
+        if not regularizers:
+            return pytree.zeros_like(params)
         grads: Params = differentiate(
             lambda p: (torch.stack([hook(p, ctx) for hook in regularizers]).sum(), {}), params
         )[0]
@@ -187,7 +189,7 @@ def _make_per_example(
 
     return make_per_example_grad(
         loss_fn_at,
-        regularizer_grad if regularizers else no_regularizer,
+        regularizer_grad,
         ctx,
         stats_are_private=task.method.part_filling("privatize_stats") is not None,
     )

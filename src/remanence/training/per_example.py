@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remanence.core import pytree, rng
+from remanence.core import rng
 from remanence.core.contexts import Context, PerExampleGrad
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.types import Batch
+from remanence.privacy.label_dp import CURE
 from remanence.training.loss import LossFn
 
 
@@ -22,7 +23,7 @@ class HiddenStats:
     def __getattr__(self, name: str) -> Tensor:
         raise InputError(
             f"the loss reads a statistic of all of a client's examples ({name}), which"
-            " per-example gradients do not protect: use another loss, or add dp_counts"
+            f" per-example gradients do not protect: use another loss, or {CURE}"
         )
 
 
@@ -64,8 +65,3 @@ def make_per_example_grad(
         return grads, regularizer_grad(params, example_ctx)
 
     return per_example_grad
-
-
-def no_regularizer(params: Params, ctx: Context) -> Params:
-    """The gradient of no regularizer."""
-    return pytree.zeros_like(params)

@@ -93,8 +93,9 @@ def _check_columns(chunk: Reply) -> Failure | None:
         chunk.client.dtype != torch.int64
         or chunk.round.dtype != torch.int64
         or not chunk.weight.is_floating_point()
+        or not chunk.loss.is_floating_point()
     ):
-        return "dtype", "client and round must be int64, and weight a floating-point number"
+        return "dtype", "client and round must be int64, weight and loss floating-point numbers"
     return None
 
 

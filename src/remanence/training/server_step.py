@@ -186,14 +186,27 @@ def _check_weights(raw: Tensor) -> Tensor:
 
 
 def _check_state(hook: BoundHook, slot: str, changed: Tree, state: Tree) -> Tree:
-    """A part's new state; raises unless it has the entries of the old one."""
-    _check_names(hook, slot, changed, state.get(hook.name, {}))
+    """A part's new state; raises unless it has the entries of the old one, in the same shapes and
+    dtypes, as checkpoints need it.
+    """
+    old = pytree.flatten(state.get(hook.name, {}))
+    _check_names(hook, slot, changed, old)
+    for path, value in pytree.flatten(changed).items():
+        before = old[path]
+        if value.shape != before.shape or value.dtype != before.dtype:
+            was, now = (
+                f"{tuple(before.shape)} {before.dtype}",
+                f"{tuple(value.shape)} {value.dtype}",
+            )
+            raise TypeError(f"{hook.name}: {slot} changes {path} of its state from {was} to {now}")
     return changed
 
 
-def _check_names(hook: BoundHook, slot: str, new: Tree, old: Tree) -> None:
-    """Raise unless a function at the server returns exactly the entries of what it replaces."""
-    returned, wanted = set(pytree.flatten(new)), set(pytree.flatten(old))
+def _check_names(hook: BoundHook, slot: str, new: Tree, old: Params) -> None:
+    """Raise unless a function at the server returns exactly the entries of what it replaces, which
+    is given with one level of names.
+    """
+    returned, wanted = set(pytree.flatten(new)), set(old)
     if returned != wanted:
         path = sorted(returned ^ wanted)[0]
         problem = "does not return" if path in wanted else "returns, without having received it,"

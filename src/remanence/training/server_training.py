@@ -1,4 +1,4 @@
-"""Training at the server on its public set: `ServerOps`, which FedDF and Flashback use.
+"""Training at the server on its public set: `ServerOps`.
 
 Inputs are not augmented, so a method can compute the logits of its teachers once and look them
 up by an example's position in the public set.
@@ -18,6 +18,7 @@ from torch import Tensor
 from remanence.core import pytree
 from remanence.core.contexts import Context, Fit, PublicLoss, ServerOps
 from remanence.core.engine import Engine
+from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key, fold_in_batch
 from remanence.core.slots import Optimizer
@@ -47,12 +48,25 @@ def make_server_ops(
         local_models: Maps replies to the clients' complete models, stacked.
     """
     ids = task.public.to(task.info.device)
+
+    def predict_logits(models: ModelState) -> Tensor:
+        return _predict_logits(task, engine, models, ids)
+
     return ServerOps(
         make_fit(task, optimizer_hparams, key, engine),
-        lambda models: engine.predict_logits(models, ids),
+        predict_logits,
         task.train.labels(ids),
         local_models,
     )
+
+
+def _predict_logits(task: TrainingTask, engine: Engine, models: ModelState, ids: Tensor) -> Tensor:
+    """Logits [n, C] of one model, or [m, n, C] of a stack, on training examples."""
+    name, value = next(iter(task.model.initial.params.items()))
+    if models.params[name].dim() > value.dim():
+        return engine.predict_logits(models, ids)
+    stack = ModelState(*(pytree.broadcast(tree, 1) for tree in models))
+    return engine.predict_logits(stack, ids)[0]
 
 
 def make_fit(
@@ -130,8 +144,7 @@ class EarlyStopping:
 
     def validate(self, step: int, model: ModelState) -> None:
         """Count correct predictions, and keep the model if it has more of them than the best."""
-        stacked = ModelState(*(pytree.broadcast(tree, 1) for tree in model))
-        logits = self.engine.predict_logits(stacked, self.ids)[0]
+        logits = _predict_logits(self.task, self.engine, model, self.ids)
         correct = int((logits.argmax(dim=1) == self.task.train.labels(self.ids)).sum())
         if correct > self.best_correct:
             self.best, self.best_correct, self.best_step = model, correct, step
@@ -172,6 +185,11 @@ def server_train_step(
 
 def _split_public(task: TrainingTask, key: Key, validation: float) -> tuple[np.ndarray, np.ndarray]:
     """Positions in the public set: those to train on and those to validate on, both ascending."""
+    if not len(task.public):
+        raise InputError(
+            "training at the server needs a public set: declare needs_public_data=True in the part"
+            " that calls ops.fit, and add --public 1000 (data.public=1000)"
+        )
     order = key.fold_in("validation").permutation(len(task.public))
     held_out = round(validation * len(order))
     return np.sort(order[held_out:]), np.sort(order[:held_out])
