@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remanence.config import Experiment, parse_experiment
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, unknown
+from remanence.results.columns import COLUMNS
 from remanence.results.readers import (
     check_metadata,
     check_plan,
@@ -99,16 +100,18 @@ class Run:
         Args:
             split: test or valid.
             model: By default the global model, or the clients' own where they have any.
-            value: The column.
+            value: The column, one of `results.columns.COLUMNS`.
 
         Returns:
             Rounds and values; rounds that were not evaluated are left out.
         """
+        if value not in COLUMNS:
+            raise unknown("column", value, COLUMNS)
         model = model or self.metadata.get("evaluated", "global")
         points = [
             (line["round"], line[value])
             for line in self.metrics
-            if line["split"] == split and line["model"] == model and line[value] is not None
+            if line["split"] == split and line["model"] == model and line.get(value) is not None
         ]
         return [round for round, _ in points], [number for _, number in points]
 
