@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError
-from remanence.core.files import translate_disk_errors, write_atomically
+from remanence.core.files import make_folder, translate_disk_errors, write_atomically
 from remanence.metrics.cached import damaged_ledgers
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
 from remanence.metrics.summary_rows import MethodRow, best_row, make_row
@@ -124,8 +124,8 @@ def _write(out: Path, render: Callable[[], str]) -> Path:
         )
     # replaces a lone surrogate in a name
     content = render().encode("utf-8", errors="replace")
+    make_folder(out.parent)
     with translate_disk_errors(out.parent):
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, content)
     return out
 

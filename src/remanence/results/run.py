@@ -176,7 +176,7 @@ class Run:
         """
         from remanence.results.trained_model import load_model
 
-        return load_model(self, module, client)
+        return load_model(self, module, client).module
 
     @property
     def networks(self) -> list[str]:
