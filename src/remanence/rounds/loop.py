@@ -18,7 +18,13 @@ from torch import nn
 from remanence.config import Experiment, write_toml
 from remanence.core.engine import Engine
 from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
-from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.files import (
+    check_output_dir,
+    create_output_dir,
+    lock,
+    translate_disk_errors,
+    write_atomically,
+)
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import NullProgress, Progress
 from remanence.core.signals import exit_code_of, sigterm_as_interrupt
@@ -75,6 +81,7 @@ def start_run(
         module: Takes the place of the network.
         source: Takes the place of the data.
     """
+    check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     progress = progress or NullProgress()
     experiment = build(config, method=method, module=module, source=source)
     objects = {"method": method, "model": module, "data": source}
