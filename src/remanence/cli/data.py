@@ -51,13 +51,18 @@ def data_list(as_json: AsJson = False) -> None:
 
 @app.command("check")
 def data_check(
-    name: Annotated[str, typer.Argument(help='Data set, such as cifar10 or "npz(path=my.npz)".')],
+    name: Annotated[
+        str, typer.Argument(help="Data set, such as cifar10, an .npz file or a folder of images.")
+    ],
     data_dir: DataDir = None,
 ) -> None:
     """Read a data set completely and describe its contents."""
-    from remanence.cli.listing import check_data
+    changes = config.changes_from_flags({"data": name, "data_dir": data_dir})
+    checked = config.parse_experiment({}, changes)
+    from remanence.data import describe_dataset
+    from remanence.experiment.data_setup import load_data
 
-    print(check_data(name, data_dir or os.environ.get("REMANENCE_DATA", "")))
+    print(describe_dataset(load_data(checked)))
 
 
 @app.command("show")

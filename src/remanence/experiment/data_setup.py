@@ -8,6 +8,7 @@ import functools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -183,4 +184,52 @@ def _partition_over_time(
     words = tuple(describe_concept(concept, dataset) for concept in concepts)
     return FederatedData(
         public, FederatedPopulation(steps, tuple(tests)), train, test, words, tuple(dealt.reused)
+    )
+
+
+@dataclass(frozen=True)
+class PartitionTable:
+    """The examples of each class that each client has, at time step 0."""
+
+    title: str
+    classes: list[str]
+    label_counts: np.ndarray  # [clients, C]
+    validation: list[int]  # examples kept for validation, by client
+    public: int  # examples held out for the server
+    clusters: list[list[int]]  # [time steps][clients]; empty without drift
+    concepts: list[str]  # descriptions, by cluster
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as JSON; the entries about drift only where there is drift."""
+        found: dict[str, Any] = {
+            "classes": self.classes,
+            "label_counts": self.label_counts.tolist(),
+            "validation": self.validation,
+            "public": self.public,
+        }
+        if self.clusters:
+            found |= {"clusters": self.clusters, "concepts": self.concepts, "notes": self.notes}
+        return found
+
+
+def tabulate_partition(config: Experiment) -> PartitionTable:
+    """Count the examples of each class that each client of an experiment has."""
+    source = load_data(config)
+    partition = partition_data(config, source, Key(config.seed))
+    population = partition.population
+    drifts = bool(config.drift.schedule)
+    clients = population.at(0)
+    counts = clients.label_counts(
+        np.arange(population.num_clients), partition.train.y, len(source.classes)
+    )
+    return PartitionTable(
+        title=f"{source.name}, {config.drift.schedule or config.data.partition}",
+        classes=list(source.classes),
+        label_counts=counts,
+        validation=clients.valid.sizes.tolist(),
+        public=len(partition.public),
+        clusters=[step.cluster.tolist() for step in population.time_steps] if drifts else [],
+        concepts=list(partition.concepts),
+        notes=list(partition.notes),
     )
