@@ -42,12 +42,12 @@ def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, tor
 def load_test_data(
     run: Run | Comparison, name: str | None = None, directory: str | None = None
 ) -> ArrayDataset:
-    """Load a data set to evaluate a run on.
+    """Load a dataset to evaluate a run on.
 
     Args:
         run: The run.
-        name: The data set, as written in `data.name`. Default: that of the run.
-        directory: The folder of the data sets. Default: that of the run.
+        name: The dataset, as written in `data.name`. Default: that of the run.
+        directory: The folder of the datasets. Default: that of the run.
     """
     config = _single_run(run).config
     changes = {
@@ -67,7 +67,7 @@ def evaluate(
 
     Args:
         run: The run.
-        source: A data set with the same classes. Default: that of the run.
+        source: A dataset with the same classes. Default: that of the run.
         module: The network, where the run was trained with a module object.
         client: Evaluate the personal model of this client, not the global model.
 

@@ -35,13 +35,13 @@ DEFAULT_CLIENTS = 10
 
 
 def load_data(config: Experiment) -> ArrayDataset:
-    """Load the data that the settings name: a data set, an .npz file or a folder of images."""
+    """Load the data that the settings name: a dataset, an .npz file or a folder of images."""
     return _load(config.data.name, config.data.dir or os.environ.get("REMANENCE_DATA", ""))
 
 
 @functools.lru_cache(maxsize=1)
 def _load(name: str, directory: str) -> ArrayDataset:
-    """The last data set stays in memory, for all runs of a comparison."""
+    """The last dataset stays in memory, for all runs of a comparison."""
     root = Path(directory) if directory else None
     if "(" not in name and name.endswith(".npz"):
         call = expressions.Call("npz", {"path": name})
