@@ -23,6 +23,7 @@ from remanence.results.readers import (
     read_toml,
     validate_metrics_row,
 )
+from remanence.results.run import Run
 
 LINE: dict[str, Any] = {
     "round": 1,
@@ -176,3 +177,12 @@ def test_plans_that_are_none_of_ours(tmp_path: Path, changes: dict[str, Any], fa
     path.write_text(tomli_w.dumps(PLAN | changes))
     with pytest.raises(InputError, match=fault):
         check_plan(path, read_toml(path))
+
+
+def test_an_entry_that_the_metadata_lack_is_named(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text("rounds = 2\n[about]\nclients = 3\n")
+    metadata = Run(tmp_path).metadata
+    assert metadata["clients"] == 3
+    assert metadata.get("shape") is None
+    with pytest.raises(InputError, match=r"experiment\.toml is damaged: it has no about\.shape"):
+        metadata["shape"]
