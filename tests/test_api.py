@@ -107,6 +107,13 @@ def test_unknown_options_are_named() -> None:
         _ = rem.nothing
 
 
+def test_an_unknown_column_is_named() -> None:
+    run = rem.run(quiet=True, rounds=1, clients=2, engine="sequential", model="mlp(hidden=4)")
+    assert run.curve(value="attack_success") == ([], [])  # not of this run
+    with pytest.raises(rem.InputError, match="unknown column 'acuracy': did you mean accuracy"):
+        run.curve(value="acuracy")
+
+
 def test_importing_the_package_does_not_import_torch() -> None:
     code = (
         "import sys, remanence, remanence.cli.main; print('torch' in sys.modules, 'sklearn' in"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,19 @@ def test_an_unknown_format_is_refused(run: rem.Run, tmp_path: Path) -> None:
     with pytest.raises(rem.InputError, match="known: safetensors, torchscript, onnx"):
         export(run, tmp_path / "x", "pickle")
     assert not (tmp_path / "x").exists()
+
+
+def test_the_round_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    run = rem.run(
+        data="synthetic(samples=200, classes=2, features=3)",
+        model="mlp(hidden=4)",
+        clients=2,
+        rounds=2,
+        engine="sequential",
+        set={"checkpoint.seconds": 0},
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    assert "after round 2 on" in evaluate(run)["evaluated"]
+    shutil.rmtree(run.checkpoints / "round-0000002")
+    assert "after round 1 on" in evaluate(rem.load(run.folder))["evaluated"]

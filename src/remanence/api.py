@@ -49,7 +49,7 @@ def run(
             settings.
         method: The method, as text or as an object such as `fedprox(mu=0.1) + wsm()`.
         model: The model, as text or as an `nn.Module`.
-        data: The data set, as text, or a `Dataset` with labels.
+        data: The dataset, as text, or a `Dataset` with labels.
         out: The output folder. Default: a temporary folder, see `Run.folder`.
         overwrite: Replace an earlier run in the output folder.
         quiet: Print no progress.
@@ -102,7 +102,7 @@ def compare(
         select: Selection of a method's setting in a grid: "last" shows all settings, "validation"
             the one with the highest validation accuracy.
         model: The model, as in `run`.
-        data: The data set, as in `run`.
+        data: The dataset, as in `run`.
         out: The output folder. Default: a temporary folder, see `Comparison.folder`.
         overwrite: Replace an earlier comparison in the output folder.
         quiet: Print no progress.
@@ -150,7 +150,7 @@ def resume(
         rounds: Continue a run until this round in total. Default: the rounds of its experiment.
         method: The method, if it was an object.
         model: The model, if it was an object.
-        data: The data set, if it was an object.
+        data: The dataset, if it was an object.
         quiet: Print no progress.
         time_limit: Seconds after which it is saved and `Stopped` is raised.
         allow_code: Accept a model that is Python code to import.

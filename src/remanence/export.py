@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError
+from remanence.core.files import make_folder
 from remanence.data.dataset import ArrayDataset
 from remanence.experiment.data_setup import load_data
 from remanence.report.trackers import TRACKERS, export_scalars
@@ -41,12 +42,12 @@ def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, tor
 def load_test_data(
     run: Run | Comparison, name: str | None = None, directory: str | None = None
 ) -> ArrayDataset:
-    """Load a data set to evaluate a run on.
+    """Load a dataset to evaluate a run on.
 
     Args:
         run: The run.
-        name: The data set, as written in `data.name`. Default: that of the run.
-        directory: The folder of the data sets. Default: that of the run.
+        name: The dataset, as written in `data.name`. Default: that of the run.
+        directory: The folder of the datasets. Default: that of the run.
     """
     config = _single_run(run).config
     changes = {
@@ -66,7 +67,7 @@ def evaluate(
 
     Args:
         run: The run.
-        source: A data set with the same classes. Default: that of the run.
+        source: A dataset with the same classes. Default: that of the run.
         module: The network, where the run was trained with a module object.
         client: Evaluate the personal model of this client, not the global model.
 
@@ -78,7 +79,7 @@ def evaluate(
     if source is None:
         source = load_data(run.config)
     _check_same_kind(run, source)
-    model = load_model(run, module, client)
+    model, round = load_model(run, module, client)
     dtype = next(model.parameters()).dtype
     stats = normalization_stats(run, dtype)
     classes, loss = len(source.classes), 0.0
@@ -95,7 +96,7 @@ def evaluate(
         np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
     evaluated = (
         f"{'global model' if client is None else f'model of client {client}'} after round"
-        f" {run.metrics[-1]['round']} on the {len(source.test)} test examples of {source.name}"
+        f" {round} on the {len(source.test)} test examples of {source.name}"
     )
     return {"evaluated": evaluated, **summarize(confusion, loss)}
 
@@ -127,8 +128,8 @@ def export(
         raise InputError(f"unknown format {kind!r}: known: {', '.join((*FORMATS, *TRACKERS))}")
     run = _single_run(run)
     out = out or run.folder / "export"
-    model = load_model(run, module, client)
-    out.mkdir(parents=True, exist_ok=True)
+    model = run.model(module, client)
+    make_folder(out)
     path, description = out / f"model.{SUFFIXES[kind]}", out / "model.json"
     try:
         _write_model(model, _example(run, model), path, kind)

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
 from remanence.cli.listing import TABLES
@@ -243,3 +244,12 @@ def test_data_show_and_check() -> None:
     assert drawn.stdout.count("client ") >= 3
     checked = forked("data", "check", "digits")
     assert "1438" in checked.stdout.replace(",", "")
+
+
+def test_data_check_takes_files_and_folders_as_run_does(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.zeros((10, 3)), y=np.arange(10) % 2)
+    assert "Arrays of mine.npz" in forked("data", "check", str(tmp_path / "mine.npz")).stdout
+    (tmp_path / "images").mkdir()
+    wrong = forked("data", "check", str(tmp_path / "images"))
+    assert wrong.returncode == 2
+    assert "dataset 'folder'" in wrong.stderr

@@ -188,3 +188,23 @@ def test_a_link_to_a_run_can_be_overwritten_or_is_refused(tmp_path: Path) -> Non
         assert (tmp_path / "real" / "experiment.toml").exists()
     else:
         assert list(link.iterdir()) == []
+
+
+def test_a_folder_for_output_is_made_unless_a_file_is_in_the_way(tmp_path: Path) -> None:
+    files.make_folder(tmp_path / "a" / "b")
+    files.make_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "c"):
+        with pytest.raises(InputError, match=r"cannot write to .*file is a file; choose another"):
+            files.make_folder(path)
+
+
+def test_an_output_folder_is_checked_without_changes(tmp_path: Path) -> None:
+    files.check_output_dir(tmp_path / "new", False, MARKS)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "experiment.toml").write_text("")
+    files.check_output_dir(tmp_path, True, MARKS)
+    assert (tmp_path / "experiment.toml").exists()
+    with pytest.raises(InputError, match="exists and is not empty"):
+        files.check_output_dir(tmp_path, False, MARKS)

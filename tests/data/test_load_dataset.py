@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import DATASETS, check_dataset, load_dataset
+from remanence.data import DATASETS, describe_dataset, load_dataset
 
 NEEDS_FILES = [
     "cifar10",
@@ -112,7 +112,8 @@ def test_a_check_says_what_is_there(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "mine.npz", x=x, y=y, groups=groups, class_names=np.array(["common", "rare"])
     )
-    assert check_dataset("npz", tmp_path, {"path": "mine.npz"}).splitlines() == [
+    dataset = load_dataset("npz", {"path": "mine.npz"}, tmp_path)
+    assert describe_dataset(dataset).splitlines() == [
         "npz: Arrays of mine.npz.",
         "  examples  20 for training, 5 for testing",
         "  one is    table 3, float32",

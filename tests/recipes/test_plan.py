@@ -60,7 +60,7 @@ def recipe() -> Recipe:
 
 
 def test_cells_that_need_the_same_run_share_it(recipe: Recipe) -> None:
-    """Two measures of one experiment are one run: 2 methods x 2 data sets, not 2 x 3."""
+    """Two measures of one experiment are one run: 2 methods x 2 datasets, not 2 x 3."""
     plan = make_plan(recipe, "paper")
     assert [run.name for run in plan.runs] == [
         "a-last-seed0",

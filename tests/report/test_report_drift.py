@@ -9,6 +9,7 @@ from rich_runs import write_comparison, write_peers_run
 from test_report_tables import printed
 from test_report_words import say
 
+from remanence.experiment.data_setup import PartitionTable
 from remanence.metrics.groups import group_runs
 from remanence.metrics.summary_rows import make_row
 from remanence.report import setup_table
@@ -44,10 +45,17 @@ def test_many_clients_have_no_numbers_in_their_cells() -> None:
 
 
 def test_a_page_shows_schedule_and_partition(tmp_path: Path) -> None:
-    options = {"clusters": [[0, 1], [1, 0]], "concepts": ["<i>a</i>", "b"]}
-    text = write_partition(
-        [[8, 2], [1, 9]], ["cat", "dog"], "digits", tmp_path / "data.html", **options
-    ).read_text("utf-8")
+    table = PartitionTable(
+        title="digits",
+        classes=["cat", "dog"],
+        label_counts=np.array([[8, 2], [1, 9]]),
+        validation=[0, 0],
+        public=0,
+        clusters=[[0, 1], [1, 0]],
+        concepts=["<i>a</i>", "b"],
+        notes=[],
+    )
+    text = write_partition(table, tmp_path / "data.html").read_text("utf-8")
     assert text.index('id="schedule"') < text.index('id="partition"')
     assert "&lt;i&gt;a&lt;/i&gt;" in text
     assert "<i>a</i>" not in text

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich_runs import write_comparison
 
 from remanence.core.errors import InputError
+from remanence.experiment.data_setup import PartitionTable
 from remanence.report.page import render_report, write_partition, write_report
 from remanence.results.run import LEDGER, Comparison, Run
 
@@ -247,14 +249,17 @@ def test_wrong_use_gets_a_sentence(make_run: Callable[..., Run], tmp_path: Path)
 
 
 def test_a_partition_alone_makes_a_page(tmp_path: Path) -> None:
-    page = Page(
-        write_partition(
-            [[8, 2], [1, 9]],
-            ["cat", HOSTILE[0]],
-            f"digits, {HOSTILE[0]}",
-            tmp_path / "partition.html",
-        ).read_text("utf-8")
+    table = PartitionTable(
+        title=f"digits, {HOSTILE[0]}",
+        classes=["cat", HOSTILE[0]],
+        label_counts=np.array([[8, 2], [1, 9]]),
+        validation=[0, 0],
+        public=0,
+        clusters=[],
+        concepts=[],
+        notes=[],
     )
+    page = Page(write_partition(table, tmp_path / "partition.html").read_text("utf-8"))
     assert len(page.all("figure")) == 1
     assert page.all("table") == []
     assert f"digits, {HOSTILE[0]}" in page.text

@@ -13,6 +13,7 @@ import pytest
 import tomli_w
 
 from remanence.core.errors import InputError
+from remanence.results.ledger import Ledger
 from remanence.results.readers import (
     check_metadata,
     check_plan,
@@ -22,6 +23,7 @@ from remanence.results.readers import (
     read_toml,
     validate_metrics_row,
 )
+from remanence.results.run import Run
 
 LINE: dict[str, Any] = {
     "round": 1,
@@ -62,6 +64,7 @@ def test_lines_are_read_and_a_cut_last_one_is_left_out(tmp_path: Path) -> None:
         ({"split": None}, "which split"),
         ({"accuracy": "high"}, "an accuracy that is not a number"),
         ({"seconds": 10**400}, "a seconds that is not a number"),
+        ({"epsilon": "3"}, "an epsilon that is not a number"),
         ({"per_class": [0.5, "x"]}, "a per_class"),
         ({"per_class": 3}, "a per_class"),
         ({"per_class": [0.5]}, "has 1 classes where others have 2"),
@@ -93,6 +96,13 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
         read_toml(tmp_path / "t")
     with pytest.raises(InputError, match="cannot read"):
         read_toml(tmp_path / "absent")
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    kind = np.dtype([("round", "<i4"), ("time_step", "<i4")])
+    for read in (read_toml, read_lines, Ledger.read, lambda path: read_records(path, kind, {})):
+        with pytest.raises(InputError, match=r"cannot read .* Is a directory"):
+            read(tmp_path)
 
 
 def test_records_within_their_limits(tmp_path: Path) -> None:
@@ -128,6 +138,8 @@ def test_tables_of_numbers(tmp_path: Path) -> None:
         {"shape": [0]},
         {"parameters": True},
         {"objects": "model"},
+        {"guarantees": [{"unit": "client"}]},
+        {"guarantees": [{"unit": "client", "basis": "b", "delta": "x", "budget": 0}]},
     ],
 )
 def test_facts_that_cannot_be(tmp_path: Path, about: dict[str, Any]) -> None:
@@ -165,3 +177,12 @@ def test_plans_that_are_none_of_ours(tmp_path: Path, changes: dict[str, Any], fa
     path.write_text(tomli_w.dumps(PLAN | changes))
     with pytest.raises(InputError, match=fault):
         check_plan(path, read_toml(path))
+
+
+def test_an_entry_that_the_metadata_lack_is_named(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text("rounds = 2\n[about]\nclients = 3\n")
+    metadata = Run(tmp_path).metadata
+    assert metadata["clients"] == 3
+    assert metadata.get("shape") is None
+    with pytest.raises(InputError, match=r"experiment\.toml is damaged: it has no about\.shape"):
+        metadata["shape"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from trust.killing import in_child
 
+import remanence as rem
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import (
     INTERRUPTED,
@@ -321,3 +323,20 @@ def test_a_run_with_its_own_model_says_how_to_resume(tmp_path: Path) -> None:
     start_run(small_config(rounds=2), folder, module=seeded_net())
     with pytest.raises(InputError, match=r"rem\.resume\(.*model=\.\.\.\)"):
         resume_run(folder, rounds=3)
+
+
+def test_rounds_without_a_checkpoint_are_not_deleted(tmp_path: Path) -> None:
+    run = rem.run(
+        data="synthetic(samples=200, classes=2, features=3)",
+        model="mlp(hidden=4)",
+        clients=2,
+        rounds=1,
+        engine="sequential",
+        out=tmp_path / "run",
+        quiet=True,
+    )
+    shutil.rmtree(run.checkpoints)
+    before = (run.folder / METRICS).read_bytes()
+    with pytest.raises(CheckpointError, match="no checkpoint to continue from: start anew"):
+        rem.resume(run.folder, quiet=True)
+    assert (run.folder / METRICS).read_bytes() == before

@@ -80,7 +80,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--data",
-            help="Data set with the same classes. Default: the test set of the run.",
+            help="Dataset with the same classes. Default: the test set of the run.",
         ),
     ] = None,
     data_dir: DataDir = None,

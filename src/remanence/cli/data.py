@@ -1,4 +1,4 @@
-"""`remanence data`: data sets, their contents, and their partition over clients."""
+"""`remanence data`: datasets, their contents, and their partition over clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remanence.cli.flags import read_settings, with_flags
 from remanence.cli.options import AsJson, DataDir, ExperimentFile, Sets
 
 app = typer.Typer(
-    help="Data sets and their partition over clients.",
+    help="Datasets and their partition over clients.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -43,7 +43,7 @@ NOT_ABOUT_DATA = (
 
 @app.command("list")
 def data_list(as_json: AsJson = False) -> None:
-    """List the data sets."""
+    """List the datasets."""
     from remanence.cli.listing import print_entries
 
     print_entries("data", as_json)
@@ -51,13 +51,18 @@ def data_list(as_json: AsJson = False) -> None:
 
 @app.command("check")
 def data_check(
-    name: Annotated[str, typer.Argument(help='Data set, such as cifar10 or "npz(path=my.npz)".')],
+    name: Annotated[
+        str, typer.Argument(help="Dataset, such as cifar10, an .npz file or a folder of images.")
+    ],
     data_dir: DataDir = None,
 ) -> None:
-    """Read a data set completely and describe its contents."""
-    from remanence.cli.listing import check_data
+    """Read a dataset completely and describe its contents."""
+    changes = config.changes_from_flags({"data": name, "data_dir": data_dir})
+    checked = config.parse_experiment({}, changes)
+    from remanence.data import describe_dataset
+    from remanence.experiment.data_setup import load_data
 
-    print(check_data(name, data_dir or os.environ.get("REMANENCE_DATA", "")))
+    print(describe_dataset(load_data(checked)))
 
 
 @app.command("show")
@@ -82,7 +87,7 @@ def data_show(
 
 @app.command("fetch")
 def data_fetch(
-    name: Annotated[str, typer.Argument(help="Published data set, such as cifar100 or svhn.")],
+    name: Annotated[str, typer.Argument(help="Published dataset, such as cifar100 or svhn.")],
     data_dir: DataDir = None,
     everything: Annotated[
         bool,
@@ -90,7 +95,7 @@ def data_fetch(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
-    """Download a data set from its publisher. An interrupted download continues where it
+    """Download a dataset from its publisher. An interrupted download continues where it
     stopped.
     """
     from remanence.data.fetch import fetch, show_progress

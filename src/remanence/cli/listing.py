@@ -1,4 +1,4 @@
-"""The tables of `remanence list`, and what `remanence data check` and `data show` print."""
+"""The tables of `remanence list`, and what `remanence data show` prints."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import inspect
 import json
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,10 @@ from remanence.attacks import ATTACKS
 from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import unknown
-from remanence.core.rng import Key
 from remanence.data.concept_rules import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.engines.table import ENGINES
-from remanence.experiment.data_setup import load_data, partition_data
+from remanence.experiment.data_setup import PartitionTable, tabulate_partition
 from remanence.experiment.system import SPEEDS
 from remanence.losses import LOSSES
 from remanence.methods import METHODS, PRIVACY
@@ -84,45 +82,9 @@ def print_entries(table: str, as_json: bool) -> None:
         print(f"{call}{separator}{entry['description']}{payload}")
 
 
-def check_data(name: str, directory: str) -> str:
-    """Read a data set completely and describe its contents."""
-    call = (
-        expressions.parse_call(name)
-        if not name.endswith(".npz") or "(" in name
-        else expressions.Call("npz", {"path": name})
-    )
-    return data.check_dataset(call.name, Path(directory) if directory else None, call.arguments)
-
-
-@dataclass(frozen=True)
-class PartitionTable:
-    """The examples of each class that each client has, at time step 0."""
-
-    title: str
-    classes: list[str]
-    label_counts: np.ndarray  # [clients, C]
-    validation: list[int]  # examples kept for validation, by client
-    public: int  # examples held out for the server
-    clusters: list[list[int]]  # [time steps][clients]; empty without drift
-    concepts: list[str]  # descriptions, by cluster
-    notes: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """The table as JSON; the entries about drift only where there is drift."""
-        found: dict[str, Any] = {
-            "classes": self.classes,
-            "label_counts": self.label_counts.tolist(),
-            "validation": self.validation,
-            "public": self.public,
-        }
-        if self.clusters:
-            found |= {"clusters": self.clusters, "concepts": self.concepts, "notes": self.notes}
-        return found
-
-
 def show_partition(experiment: Experiment, out: Path | None, as_json: bool) -> None:
     """Print the fraction of each class in each client's data; also write it as a page to `out`."""
-    table = _tabulate_partition(experiment)
+    table = tabulate_partition(experiment)
     if as_json:
         print(json.dumps(table.to_json()))
         return
@@ -132,15 +94,7 @@ def show_partition(experiment: Experiment, out: Path | None, as_json: bool) -> N
     if out is not None:
         from remanence.report.page import write_partition
 
-        page = write_partition(
-            table.label_counts.tolist(),
-            table.classes,
-            table.title,
-            out,
-            clusters=table.clusters,
-            concepts=table.concepts,
-        )
-        print(page)
+        print(write_partition(table, out))
 
 
 def _entry(name: str, constructor: Callable[..., Any], table: str) -> dict[str, Any]:
@@ -159,27 +113,6 @@ def _entry(name: str, constructor: Callable[..., Any], table: str) -> dict[str, 
         part = constructor()
         entry |= {"payload": part.payload_description, "needs_public_data": part.needs_public_data}
     return entry
-
-
-def _tabulate_partition(experiment: Experiment) -> PartitionTable:
-    source = load_data(experiment)
-    partition = partition_data(experiment, source, Key(experiment.seed))
-    population = partition.population
-    drifts = bool(experiment.drift.schedule)
-    clients = population.at(0)
-    counts = clients.label_counts(
-        np.arange(population.num_clients), partition.train.y, len(source.classes)
-    )
-    return PartitionTable(
-        title=f"{source.name}, {experiment.drift.schedule or experiment.data.partition}",
-        classes=list(source.classes),
-        label_counts=counts,
-        validation=clients.valid.sizes.tolist(),
-        public=len(partition.public),
-        clusters=[step.cluster.tolist() for step in population.time_steps] if drifts else [],
-        concepts=list(partition.concepts),
-        notes=list(partition.notes),
-    )
 
 
 def _print_clients(table: PartitionTable) -> None:

@@ -78,7 +78,7 @@ DataDir = Annotated[
     str | None,
     typer.Option(
         "--data-dir",
-        help="Folder of the data sets. Default: the environment variable REMANENCE_DATA.",
+        help="Folder of the datasets. Default: the environment variable REMANENCE_DATA.",
     ),
 ]
 Client = Annotated[

@@ -47,9 +47,7 @@ Plan = Annotated[
 ]
 SubstituteData = Annotated[
     bool,
-    typer.Option(
-        "--substitute-data", help="Replace missing data sets by the recipe's substitutes."
-    ),
+    typer.Option("--substitute-data", help="Replace missing datasets by the recipe's substitutes."),
 ]
 ContinuedFolder = Annotated[
     Path | None,

@@ -25,16 +25,16 @@ class Section(BaseModel):
 
 
 class DataSettings(Section):
-    """The data set and its partition over clients."""
+    """The dataset and its partition over clients."""
 
     name: StrictStr = Field(
         default="digits",
-        description="Data set, such as digits or synthetic(samples=5000), an .npz file or a folder"
+        description="Dataset, such as digits or synthetic(samples=5000), an .npz file or a folder"
         " of images.",
     )
     dir: StrictStr = Field(
         default="",
-        description="Folder of the data sets. Default: the environment variable REMANENCE_DATA.",
+        description="Folder of the datasets. Default: the environment variable REMANENCE_DATA.",
     )
     partition: StrictStr = Field(
         default="dirichlet(alpha=0.1)",
@@ -315,7 +315,7 @@ class Experiment(Section):
         default="",
         description="Attack by hostile clients, such as sign_flip(fraction=0.1). Empty: none.",
     )
-    data: DataSettings = Field(default=DataSettings(), description="Data set and partition.")
+    data: DataSettings = Field(default=DataSettings(), description="Dataset and partition.")
     clients: ClientSettings = Field(default=ClientSettings(), description="Clients.")
     drift: DriftSettings = Field(
         default=DriftSettings(), description="Changes of the data over time."

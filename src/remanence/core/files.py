@@ -107,9 +107,59 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_locks)
 
 
-def _is_leftover(path: Path) -> bool:
-    """Whether a killed process can have left this file behind before it wrote any result."""
-    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".tmp"))
+def _holds_results(folder: Path) -> bool:
+    """Whether a folder has files, apart from those that a killed process can have left behind
+    before it wrote any result.
+    """
+    return folder.exists() and any(
+        path.name != LOCK and not (path.name.startswith(".") and path.name.endswith(".tmp"))
+        for path in folder.iterdir()
+    )
+
+
+def _file_in_the_way(folder: Path) -> Path | None:
+    """The path itself or a parent, if it exists and is not a folder."""
+    paths = (folder, *folder.parents)
+    return next((path for path in paths if path.exists() and not path.is_dir()), None)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for output and its parents, unless they exist.
+
+    Raises:
+        InputError: A file stands in the way, or the disk cannot be written.
+    """
+    blocking = _file_in_the_way(folder)
+    if blocking is not None:
+        raise InputError(f"cannot write to {folder}: {blocking} is a file; choose another folder")
+    with translate_disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def check_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
+    """Check that `create_output_dir` can create a folder, without changing anything; arguments and
+    errors are those of `create_output_dir`.
+    """
+    blocking = _file_in_the_way(folder)
+    if blocking is not None:
+        raise InputError(f"{blocking} is a file: --out names a folder")
+    folder = folder.resolve()
+    if not _holds_results(folder):
+        return
+    ours = any((folder / mark).exists() for mark in marks)
+    if not overwrite:
+        cure = (
+            f"go on with remanence resume {folder}, start anew with --overwrite,"
+            " or choose another --out"
+            if ours
+            else "choose another --out"
+        )
+        raise InputError(f"{folder} exists and is not empty: {cure}")
+    if not ours:
+        raise InputError(
+            f"{folder} is not a run of ours, so --overwrite will not delete it: choose"
+            " another --out"
+        )
 
 
 def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
@@ -123,31 +173,9 @@ def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> 
     Raises:
         InputError: The folder cannot be used.
     """
-    blocking = next(
-        (parent for parent in folder.parents if parent.exists() and not parent.is_dir()), None
-    )
-    if blocking is not None:
-        raise InputError(f"{folder} cannot be made: {blocking} is a file; choose another --out")
+    check_output_dir(folder, overwrite, marks)
     folder = folder.resolve()  # a link to a run stays a link to the new one
-    if folder.exists():
-        if not folder.is_dir():
-            raise InputError(f"{folder} is a file: --out names a folder")
-        ours = any((folder / mark).exists() for mark in marks)
-        if not all(_is_leftover(path) for path in folder.iterdir()):
-            if not overwrite:
-                cure = (
-                    f"go on with remanence resume {folder}, start anew with --overwrite,"
-                    " or choose another --out"
-                    if ours
-                    else "choose another --out"
-                )
-                raise InputError(f"{folder} exists and is not empty: {cure}")
-            if not ours:
-                raise InputError(
-                    f"{folder} is not a run of ours, so --overwrite will not delete it: choose"
-                    " another --out"
-                )
-            with lock(folder):
-                shutil.rmtree(folder)
-    with translate_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    if _holds_results(folder):
+        with lock(folder):
+            shutil.rmtree(folder)
+    make_folder(folder)

@@ -60,7 +60,7 @@ __all__ = [
     "ArrayDataset",
     "DatasetSplit",
     "Partition",
-    "check_dataset",
+    "describe_dataset",
     "from_dataset",
     "hold_out",
     "load_dataset",
@@ -124,9 +124,8 @@ def load_dataset(name: str, options: Mapping[str, Any], root: Path | None) -> Ar
     return dataset
 
 
-def check_dataset(name: str, root: Path | None, options: Mapping[str, Any] | None = None) -> str:
-    """Read a whole dataset and return a summary of it, for `remanence data check`."""
-    dataset = load_dataset(name, options or {}, root)
+def describe_dataset(dataset: ArrayDataset) -> str:
+    """Return a summary of a dataset, for `remanence data check`."""
     per_class = np.bincount(dataset.train.y, minlength=len(dataset.classes))
     shown = ", ".join(dataset.classes[:10]) + (
         f" and {len(dataset.classes) - 10} more" if len(dataset.classes) > 10 else ""

@@ -35,7 +35,7 @@ DEFAULT_CLIENTS = 10
 
 
 def load_data(config: Experiment) -> ArrayDataset:
-    """Load the data that the settings name: a data set, an .npz file or a folder of images."""
+    """Load the data that the settings name: a dataset, an .npz file or a folder of images."""
     values = _data_call(config.data.name).arguments.values()
     versions = tuple(_file_versions(value) for value in values if isinstance(value, str))
     directory = config.data.dir or os.environ.get("REMANENCE_DATA", "")
@@ -44,7 +44,7 @@ def load_data(config: Experiment) -> ArrayDataset:
 
 @functools.lru_cache(maxsize=1)
 def _load(name: str, directory: str, versions: tuple[Any, ...]) -> ArrayDataset:
-    """The last data set stays in memory, for all runs of a comparison, until its files change."""
+    """The last dataset stays in memory, for all runs of a comparison, until its files change."""
     call = _data_call(name)
     return data.load_dataset(call.name, call.arguments, Path(directory) if directory else None)
 
@@ -201,4 +201,52 @@ def _partition_over_time(
     words = tuple(describe_concept(concept, dataset) for concept in concepts)
     return FederatedData(
         public, FederatedPopulation(steps, tuple(tests)), train, test, words, tuple(dealt.reused)
+    )
+
+
+@dataclass(frozen=True)
+class PartitionTable:
+    """The examples of each class that each client has, at time step 0."""
+
+    title: str
+    classes: list[str]
+    label_counts: np.ndarray  # [clients, C]
+    validation: list[int]  # examples kept for validation, by client
+    public: int  # examples held out for the server
+    clusters: list[list[int]]  # [time steps][clients]; empty without drift
+    concepts: list[str]  # descriptions, by cluster
+    notes: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The table as JSON; the entries about drift only where there is drift."""
+        found: dict[str, Any] = {
+            "classes": self.classes,
+            "label_counts": self.label_counts.tolist(),
+            "validation": self.validation,
+            "public": self.public,
+        }
+        if self.clusters:
+            found |= {"clusters": self.clusters, "concepts": self.concepts, "notes": self.notes}
+        return found
+
+
+def tabulate_partition(config: Experiment) -> PartitionTable:
+    """Count the examples of each class that each client of an experiment has."""
+    source = load_data(config)
+    partition = partition_data(config, source, Key(config.seed))
+    population = partition.population
+    drifts = bool(config.drift.schedule)
+    clients = population.at(0)
+    counts = clients.label_counts(
+        np.arange(population.num_clients), partition.train.y, len(source.classes)
+    )
+    return PartitionTable(
+        title=f"{source.name}, {config.drift.schedule or config.data.partition}",
+        classes=list(source.classes),
+        label_counts=counts,
+        validation=clients.valid.sizes.tolist(),
+        public=len(partition.public),
+        clusters=[step.cluster.tolist() for step in population.time_steps] if drifts else [],
+        concepts=list(partition.concepts),
+        notes=list(partition.notes),
     )

@@ -21,7 +21,7 @@ DTYPES = {"image": np.uint8, "table": np.float32, "tokens": np.int64}
 
 
 class Description(NamedTuple):
-    """What the sites' examples look like. The data set holds a few zeros, to check that a model
+    """What the sites' examples look like. The dataset holds a few zeros, to check that a model
     accepts their shape.
     """
 
@@ -89,7 +89,7 @@ def sites(
 
 
 def describe_data(config: Experiment) -> Description | None:
-    """The description that an experiment gives in place of data; None if it names a data set."""
+    """The description that an experiment gives in place of data; None if it names a dataset."""
     if config.data.name.partition("(")[0].strip() != NAME:
         return None
     if config.clients.count is None:

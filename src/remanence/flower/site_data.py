@@ -2,7 +2,7 @@
 
 The task has all K clients of the experiment, so that a client has the same number everywhere, but
 only the site's own clients have examples. In trials these are the clients' shares of a published
-data set, with the same ids as on one machine, so that the results are the same. Real sites number
+dataset, with the same ids as on one machine, so that the results are the same. Real sites number
 their own examples, and never send the ids.
 """
 
@@ -33,7 +33,7 @@ from remanence.flower.site_files import join_datasets, read_client
 from remanence.methods import PARTS
 from remanence.training.task import TrainingTask
 
-PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # data sets with the same files everywhere
+PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # datasets with the same files everywhere
 # slots that a site leaves empty; fine-tuning of personal models runs there
 NOT_AT_SITES = ({*SERVER_SLOTS} - {"personalize"}) | {"peers"}
 
@@ -131,7 +131,7 @@ def _build_simulated(config: Experiment, clients: Sequence[int]) -> BuiltExperim
         raise Declined(
             "policy",
             "this site has shares of published data, but the experiment's data are"
-            f" {config.data.name!r}: name a published data set",
+            f" {config.data.name!r}: name a published dataset",
         )
     experiment = build(config)
     population = experiment.task.population

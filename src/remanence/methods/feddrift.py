@@ -41,7 +41,7 @@ def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
         delta: Increase of the loss that starts a new model, and the distance below which models
             are merged.
         measure: "loss" (the paper), or "accuracy" (the authors' code, with delta from .04 to .20 by
-            data set), which uses the error rate in place of the loss.
+            dataset), which uses the error rate in place of the loss.
     """
     check_range(delta > 0, "feddrift", "delta", "above 0", delta)
     if measure not in ("loss", "accuracy"):

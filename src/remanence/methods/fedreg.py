@@ -63,7 +63,7 @@ def fedreg(
     objective, in training mode. A step costs `ascent` + 4 gradients.
 
     Args:
-        gamma: Share of w in the parameters at which the gradient is taken; 0.25 to 0.5 by data set.
+        gamma: Share of w in the parameters at which the gradient is taken; 0.25 to 0.5 by dataset.
         beta: The same for the gradients on pseudo and perturbed data.
         eta_s: Step size of pseudo data (our choice).
         eta_p: Step size of perturbed data (our choice).

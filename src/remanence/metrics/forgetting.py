@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.metrics.accuracy_tables import accuracy_of, local_models, nan_mean
+from remanence.metrics.groups import class_curve
 from remanence.results.ledger import GLOBAL, MOMENTS, SPLITS, Ledger
 
 if TYPE_CHECKING:
@@ -90,22 +90,11 @@ def roundwise_forgetting(per_class: Any) -> np.ndarray:
 
 def forgetting_curve(run: Run) -> dict[int, float]:
     """Round-wise forgetting of the primary model (global, or the clients' own), by round."""
-    model = run.metadata.get("evaluated", "global")
-    lines = [
-        line
-        for line in run.metrics
-        if line["split"] == "test" and line["model"] == model and line.get("per_class")
-    ]
-    if len(lines) < 2:
-        return {}
-    shares = [
-        [math.nan if share is None else float(share) for share in line["per_class"]]
-        for line in lines
-    ]
+    rounds, shares = class_curve(run)
     lost = roundwise_forgetting(shares)
     return {
-        int(line["round"]): float(value)
-        for line, value in zip(lines[1:], lost, strict=True)
+        int(round): float(value)
+        for round, value in zip(rounds[1:], lost, strict=True)
         if not np.isnan(value)
     }
 

@@ -17,7 +17,7 @@ from remanence.core import expressions
 from remanence.data.downloads import download_hint
 from remanence.recipes.plan import ResultPlan, source_of
 
-# shape, classes, training examples and test examples of a data set, as published
+# shape, classes, training examples and test examples of a dataset, as published
 DATA_SIZES: dict[str, tuple[tuple[int, ...], int, int, int]] = {
     "cifar10": ((3, 32, 32), 10, 50_000, 10_000),
     "cifar100": ((3, 32, 32), 100, 50_000, 10_000),

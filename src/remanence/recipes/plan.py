@@ -27,7 +27,7 @@ class PlannedRun:
     setting: str  # the values of the recipe's grid, in words
     seed: int
     experiment: Experiment
-    substitute: str = ""  # the missing data set that it replaces
+    substitute: str = ""  # the missing dataset that it replaces
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class CellRuns:
     # for every setting of the grid, the names of its runs, one for each seed
     runs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     substitute: str = ""
-    missing_data: str = ""  # the data set that is missing, so that nothing runs
-    other: str = ""  # the data set that the scale uses instead of the paper's
+    missing_data: str = ""  # the dataset that is missing, so that nothing runs
+    other: str = ""  # the dataset that the scale uses instead of the paper's
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ def make_plan(
         seeds: Number of seeds. Default: that of the scale.
         only: Labels of rows or columns. Default: those of the scale.
         changes: Settings of the experiment to change, by dotted key.
-        absent: Data sets that are missing. Cells that need them are left out.
-        substitute_data: Use the recipe's substitutes for missing data sets instead.
+        absent: Datasets that are missing. Cells that need them are left out.
+        substitute_data: Use the recipe's substitutes for missing datasets instead.
     """
     settings = recipe.scales[scale]
     rows, columns = _select_lines(recipe, settings, only)
@@ -225,7 +225,7 @@ def _change(experiment: Experiment, keys: Mapping[str, Any]) -> Experiment:
 
 
 def source_of(experiment: Experiment) -> str:
-    """The name of the data set without its options.
+    """The name of the dataset without its options.
 
     >>> source_of(parse_experiment(changes={"data.name": "synthetic(samples=300)"}))
     'synthetic'

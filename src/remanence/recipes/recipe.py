@@ -70,7 +70,7 @@ class RunScale:
 
 @dataclass(frozen=True)
 class SubstituteDataset:
-    """Other data in place of a missing data set."""
+    """Other data in place of a missing dataset."""
 
     description: str
     set: Mapping[str, Any]

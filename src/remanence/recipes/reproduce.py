@@ -58,10 +58,10 @@ def plan_result(
         scale: One of `SCALES`.
         only: Labels of rows or columns. Default: those of the scale.
         seeds: Number of seeds. Default: that of the scale.
-        substitute_data: Use the recipe's substitutes for missing data sets.
+        substitute_data: Use the recipe's substitutes for missing datasets.
         changes: Settings of the experiment to change, by dotted key.
-        data_dir: Folder of the data sets. Default: the environment variable REMANENCE_DATA.
-        dry_run: Plan all runs if every data set is missing, instead of raising an error.
+        data_dir: Folder of the datasets. Default: the environment variable REMANENCE_DATA.
+        dry_run: Plan all runs if every dataset is missing, instead of raising an error.
 
     Raises:
         InputError: A name is unknown, or no run is possible without the missing data.
@@ -93,7 +93,7 @@ def plan_result(
 
 
 def missing_data_message(recipe: Recipe, source: str) -> str:
-    """The error for a missing data set: how to get it, and whether there is a substitute."""
+    """The error for a missing dataset: how to get it, and whether there is a substitute."""
     offer = (
         f"; or use the substitute, with --substitute-data: {recipe.substitutes[source].description}"
         if source in recipe.substitutes
@@ -188,7 +188,7 @@ def write_figure(outcome: ResultOutcome, out: Path) -> None:
 
 
 def _find_missing(recipe: Recipe, plan: ResultPlan, root: str) -> list[str]:
-    """The data sets of a plan and of the recipe's substitutes that are not in the data folder."""
+    """The datasets of a plan and of the recipe's substitutes that are not in the data folder."""
     needed = {source_of(run.experiment) for run in plan.runs}
     for substitute in recipe.substitutes.values():
         needed.add(substitute.set.get("data.name", "").partition("(")[0])
@@ -197,7 +197,7 @@ def _find_missing(recipe: Recipe, plan: ResultPlan, root: str) -> list[str]:
 
 
 def _list_missing(plan: ResultPlan) -> list[str]:
-    """The data sets that the cells of a plan miss, replaced or not."""
+    """The datasets that the cells of a plan miss, replaced or not."""
     cells = plan.cells.values()
     return sorted({cell.missing_data or cell.substitute for cell in cells} - {""})
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError
-from remanence.core.files import translate_disk_errors, write_atomically
+from remanence.core.files import make_folder, translate_disk_errors, write_atomically
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
 from remanence.metrics.summary_rows import best_row, make_row
 from remanence.report.latex import render_latex
@@ -77,8 +77,8 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
                 f"{figure.name}.{kind}": content
                 for kind, content in render_figure(figure.plot, figure.title, KINDS).items()
             }
+    make_folder(folder)
     with translate_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
             write_atomically(folder / name, content)
     return [folder / name for name in files]

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError
-from remanence.core.files import translate_disk_errors, write_atomically
+from remanence.core.files import make_folder, translate_disk_errors, write_atomically
+from remanence.experiment.data_setup import PartitionTable
 from remanence.metrics.cached import damaged_ledgers
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
 from remanence.metrics.summary_rows import MethodRow, best_row, make_row
@@ -46,43 +47,21 @@ def write_report(results: Sequence[Run | Comparison], out: Path | None = None) -
     return _write(out or results[0].folder / REPORT, lambda: render_report(results))
 
 
-def write_partition(
-    label_counts: Sequence[Sequence[int]],
-    class_names: Sequence[str],
-    title: str,
-    out: Path,
-    *,
-    clusters: Sequence[Sequence[int]] = (),
-    concepts: Sequence[str] = (),
-) -> Path:
-    """Write a page that shows a partition alone, and the drift schedule if there is one.
-
-    Args:
-        label_counts: [clients][classes]; under drift, at time step 0.
-        class_names: Of the classes.
-        title: Of the page.
-        out: The file to write.
-        clusters: The cluster of each client at each time step [time steps][clients].
-        concepts: A description of each cluster's data.
-
-    Returns:
-        `out`.
-    """
+def write_partition(table: PartitionTable, out: Path) -> Path:
+    """Write a page that shows a partition alone, and the drift schedule if there is one -> `out`"""
 
     def render() -> str:
         from remanence.report.partition import draw_client_data
         from remanence.report.schedule import draw_schedule
 
-        lede = f"{len(label_counts)} clients, {len(class_names)} classes" + (
+        counts, clusters = table.label_counts.tolist(), table.clusters
+        lede = f"{len(counts)} clients, {len(table.classes)} classes" + (
             f", {len(clusters)} time steps." if clusters else "."
         )
-        figures = [draw_schedule(clusters, concepts=concepts)] if clusters else []
-        figures.append(
-            draw_client_data(
-                label_counts, class_names, len(label_counts), ", at time step 0" if clusters else ""
-            )
-        )
-        return _render(title=title, lede=lede, chapters={"Data": figures})
+        figures = [draw_schedule(clusters, concepts=table.concepts)] if clusters else []
+        origin = ", at time step 0" if clusters else ""
+        figures.append(draw_client_data(counts, table.classes, len(counts), origin))
+        return _render(title=table.title, lede=lede, chapters={"Data": figures})
 
     return _write(out, render)
 
@@ -124,8 +103,8 @@ def _write(out: Path, render: Callable[[], str]) -> Path:
         )
     # replaces a lone surrogate in a name
     content = render().encode("utf-8", errors="replace")
+    make_folder(out.parent)
     with translate_disk_errors(out.parent):
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, content)
     return out
 

@@ -32,6 +32,9 @@ NUMBERS = {
     "offline": "clients that were not online, without a server",
     "early_stopped": "clients that have stopped training, without a server",
     "same_cluster_share": "share of the peers' models that came from the client's own cluster",
+    "epsilon": "privacy spent so far, of clients",
+    "epsilon_example": "privacy spent so far, of examples",
+    "epsilon_label_counts": "privacy spent so far, of label counts",
 }
 # the other columns
 OTHERS = {
@@ -44,8 +47,5 @@ OTHERS = {
     "payload": "mean of each number that clients send besides their models",
     "abandoned": "true where too few replies arrived or their aggregate is not finite",
     "problem": "why a global model was not updated although enough replies arrived",
-    "epsilon": "privacy spent so far, of clients",
-    "epsilon_example": "privacy spent so far, of examples",
-    "epsilon_label_counts": "privacy spent so far, of label counts",
 }
 COLUMNS = NUMBERS | OTHERS

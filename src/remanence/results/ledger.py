@@ -17,7 +17,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.files import write_atomically
-from remanence.results.readers import check_records, corrupt_file
+from remanence.results.readers import check_records, corrupt_file, read_bytes
 
 MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
 SPLITS = ("test", "valid", "train", "public")
@@ -128,27 +128,27 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path) -> Ledger:
-        try:
-            with path.open("rb") as file:
-                first = json.loads(file.readline(10_000_000))
-                if first["format"] != FORMAT:
-                    raise InputError(
-                        f"{path} was written by another version (format {first['format']},"
-                        f" this one reads {FORMAT})"
-                    )
-                names = [str(name) for name in first["class_names"]]
-                kind = record_type(len(names))
-                raw = file.read()
-        except FileNotFoundError:
+        if not path.exists():
             raise InputError(
                 f"no ledger at {path}: the run recorded none, or this is not a run folder"
-            ) from None
+            )
+        content = read_bytes(path)
+        start = content.find(b"\n") + 1
+        try:
+            first = json.loads(content[:start])
+            if first["format"] != FORMAT:
+                raise InputError(
+                    f"{path} was written by another version (format {first['format']},"
+                    f" this one reads {FORMAT})"
+                )
+            names = [str(name) for name in first["class_names"]]
+            kind = record_type(len(names))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path} is not a ledger: its first line cannot be read") from None
-        whole = len(raw) // kind.itemsize * kind.itemsize
-        records = np.frombuffer(raw[:whole], dtype=kind)
+        count = (len(content) - start) // kind.itemsize
+        records = np.frombuffer(content, dtype=kind, count=count, offset=start)
         check_records(path, records, {"moment": len(MOMENTS), "split": len(SPLITS)})
         counts = records["correct"], records["total"], records["predicted"]
         if (

@@ -30,16 +30,26 @@ def corrupt_file(path: Path, found: str) -> InputError:
     return InputError(f"{path} is damaged: {found}; take it from a backup, or leave this run out")
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file, without checking its content."""
+def read_bytes(path: Path, limit: int | None = None) -> bytes:
+    """Read a whole file of a run.
+
+    Args:
+        path: Of the file.
+        limit: The most bytes that it may have; None: any number.
+    """
     try:
-        if path.stat().st_size > LARGEST_TOML:
-            raise corrupt_file(path, f"it is larger than {LARGEST_TOML} bytes")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except InputError:
-        raise
+        if limit is not None and path.stat().st_size > limit:
+            raise corrupt_file(path, f"it is larger than {limit} bytes")
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file, without checking its content."""
+    content = read_bytes(path, LARGEST_TOML)
+    try:
+        return tomllib.loads(content.decode())
     # tomllib's own errors and wrong UTF-8 are ValueErrors
     except (ValueError, RecursionError) as error:
         raise corrupt_file(
@@ -51,7 +61,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl; a last one that a crash cut short is left out."""
     if not path.exists():
         return []
-    raw = path.read_bytes().split(b"\n")
+    raw = read_bytes(path).split(b"\n")
     texts = [(number, text) for number, text in enumerate(raw, 1) if text.strip()]
     lines: list[dict[str, Any]] = []
     for place, (number, text) in enumerate(texts):
@@ -128,6 +138,14 @@ def _is_rejection(entry: object) -> bool:
     )
 
 
+def _is_guarantee(entry: object) -> bool:
+    return (
+        isinstance(entry, dict)
+        and all(isinstance(entry.get(name), str) for name in ("unit", "basis"))
+        and all(_is_number(entry.get(name)) for name in ("delta", "budget"))
+    )
+
+
 def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.ndarray | None:
     """Read fixed-width records; a last one that a crash cut short is left out.
 
@@ -138,7 +156,7 @@ def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.nd
     """
     if not path.exists():
         return None
-    raw = path.read_bytes()
+    raw = read_bytes(path)
     records = np.frombuffer(raw[: len(raw) // kind.itemsize * kind.itemsize], dtype=kind)
     check_records(path, records, limits)
     return records
@@ -178,7 +196,7 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
         **dict.fromkeys(("clients", "parameters", "rounds_per_step", "last_round"), int),
         **dict.fromkeys(("evaluated", "data", "engine", "kind", "remanence", "attackers"), str),
         **dict.fromkeys(("class_names", "shape", "mean", "std", "objects"), list),
-        **dict.fromkeys(("concepts", "drift_notes"), list),
+        **dict.fromkeys(("concepts", "drift_notes", "guarantees"), list),
     }
     for name, kind in kinds.items():
         if name in metadata and (
@@ -188,6 +206,8 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
     for name in ("class_names", "objects", "concepts", "drift_notes"):
         if not all(isinstance(item, str) for item in metadata.get(name, [])):
             raise corrupt_file(path, f"about.{name} holds something else than strings")
+    if not all(_is_guarantee(item) for item in metadata.get("guarantees", [])):
+        raise corrupt_file(path, "about.guarantees holds something else than privacy guarantees")
     for name in ("shape", "mean", "std"):
         if not all(_is_number(item) for item in metadata.get(name, [])):
             raise corrupt_file(path, f"about.{name} holds something else than numbers")

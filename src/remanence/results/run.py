@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remanence.config import Experiment, parse_experiment
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, unknown
+from remanence.results.columns import COLUMNS
 from remanence.results.readers import (
     check_metadata,
     check_plan,
@@ -43,6 +45,17 @@ LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e
 METADATA = "about"  # the table of experiment.toml that holds choices and data, not settings
 
 
+class Metadata(dict[str, Any]):
+    """The metadata of a run; reading an entry that is missing raises an `InputError`."""
+
+    def __init__(self, path: Path, entries: Mapping[str, Any]):
+        super().__init__(entries)
+        self.path = path
+
+    def __missing__(self, name: str) -> Any:
+        raise corrupt_file(self.path, f"it has no {METADATA}.{name}")
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished or unfinished run, read from its folder."""
@@ -66,7 +79,7 @@ class Run:
         )
 
     @cached_property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Metadata:
         """Versions, choices and the data: class names, label counts of the clients, number of
         parameters.
         """
@@ -74,7 +87,7 @@ class Run:
         if not isinstance(metadata, dict):
             raise corrupt_file(path, f"{METADATA} is not a table")
         check_metadata(path, metadata)
-        metadata = dict(metadata)
+        metadata = Metadata(path, metadata)
         # one line for each client
         metadata["label_counts"] = read_table(path, metadata.get("label_counts", []))
         if "clusters" in metadata:
@@ -99,16 +112,18 @@ class Run:
         Args:
             split: test or valid.
             model: By default the global model, or the clients' own where they have any.
-            value: The column.
+            value: The column, one of `results.columns.COLUMNS`.
 
         Returns:
             Rounds and values; rounds that were not evaluated are left out.
         """
+        if value not in COLUMNS:
+            raise unknown("column", value, COLUMNS)
         model = model or self.metadata.get("evaluated", "global")
         points = [
             (line["round"], line[value])
             for line in self.metrics
-            if line["split"] == split and line["model"] == model and line[value] is not None
+            if line["split"] == split and line["model"] == model and line.get(value) is not None
         ]
         return [round for round, _ in points], [number for _, number in points]
 
@@ -128,7 +143,7 @@ class Run:
         """
         from remanence.results.ledger import MOMENTS, SPLITS, confusion_type
 
-        kind = confusion_type(len(self._required("class_names")))
+        kind = confusion_type(len(self.metadata["class_names"]))
         return self._read(CONFUSIONS, kind, {"moment": len(MOMENTS), "split": len(SPLITS)})
 
     @cached_property
@@ -149,7 +164,7 @@ class Run:
 
         if not (self.folder / PEERS).exists():
             return None
-        clients = self._required("clients")
+        clients = self.metadata["clients"]
         if clients > PEERS_AT_MOST:
             raise corrupt_file(
                 self.folder / PEERS, f"a table over pairs of {clients} clients is never written"
@@ -173,7 +188,7 @@ class Run:
         """
         from remanence.results.trained_model import load_model
 
-        return load_model(self, module, client)
+        return load_model(self, module, client).module
 
     @property
     def networks(self) -> list[str]:
@@ -229,12 +244,6 @@ class Run:
                 raise corrupt_file(
                     path, f"it has a {name} {int(values.max())}, which the run does not have"
                 )
-
-    def _required(self, name: str) -> Any:
-        """An entry of the metadata without which records cannot be read."""
-        if name not in self.metadata:
-            raise corrupt_file(self.folder / EXPERIMENT, f"it has no {METADATA}.{name}")
-        return self.metadata[name]
 
     @property
     def method(self) -> str:

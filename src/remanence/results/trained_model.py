@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +24,17 @@ if TYPE_CHECKING:
     from remanence.results.run import Run
 
 
+class TrainedModel(NamedTuple):
+    """A model, and the round of the checkpoint that it was read from."""
+
+    module: nn.Module
+    round: int
+
+
 @preserve_process_state()
-def load_model(run: Run, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
+def load_model(
+    run: Run, module: nn.Module | None = None, client: int | None = None
+) -> TrainedModel:
     """The global model of the newest checkpoint, or that of a client where clients have their own,
     in evaluation mode on the CPU.
 
@@ -59,7 +68,7 @@ def load_model(run: Run, module: nn.Module | None = None, client: int | None = N
             f"the checkpoint of {run.folder} does not fit its network {run.config.model}:"
             f" {_last_line(error)}"
         ) from None
-    return module.eval()
+    return TrainedModel(module.eval(), state.round)
 
 
 def _last_line(error: Exception) -> str:

@@ -34,8 +34,9 @@ class Evaluator:
         self.experiment, self.engine, self.config = experiment, engine, experiment.config
         self.population, self.classes = experiment.task.population, len(experiment.dataset.classes)
         self.clients = np.arange(self.population.num_clients)
+        self.guarantees = guarantees_of(experiment)
         # a privacy budget may end the run early
-        self.last_round = last_round(guarantees_of(experiment), self.config.total_rounds)
+        self.last_round = last_round(self.guarantees, self.config.total_rounds)
         self.success = attack_success(experiment.task, experiment.dataset, experiment.adversary)
 
     def should_evaluate(self, round: int) -> bool:

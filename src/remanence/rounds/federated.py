@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from remanence.core.engine import ClientWork, Engine, Rejection
+from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import AggregationFailed
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
@@ -18,7 +18,7 @@ from remanence.experiment.build import BuiltExperiment
 from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.clustered import reassign_clients
 from remanence.rounds.evaluator import ServerEvaluator
-from remanence.rounds.privacy_budget import epsilon_spent, guarantees_of
+from remanence.rounds.privacy_budget import epsilon_spent
 from remanence.rounds.replies import (
     count_bytes,
     find_nonresponders,
@@ -51,13 +51,16 @@ class FederatedRound:
         replies, rejections = train_clients(experiment, self.engine, work)
         no_response = find_nonresponders(work.clients, replies, rejections)
         replies, stale, straggler_metrics = split_stragglers(experiment, state, work, replies)
+        updates, problems = self._aggregate(state, work, replies)
         metrics = {
             **reply_metrics(replies, rejections, no_response),
             **straggler_metrics,
-            **self._other_metrics(state, work, replies, rejections),
+            "abandoned": not updates,
+            **({"problem": "; ".join(problems)} if problems else {}),
+            **count_bytes(experiment, work, replies, len(rejections)),
+            **self._state_metrics(state, work),
         }
-        updates = self._aggregate(state, work, replies, metrics)
-        if metrics["abandoned"] and straggler_metrics.get("stale_used"):
+        if metrics.get("stale_used") and not updates:
             metrics["stale_used"] = 0
         clients = np.empty(0, dtype=np.int64)
         if replies is not None and updates:
@@ -76,35 +79,22 @@ class FederatedRound:
         finally:
             self.writer.close()
 
-    def _other_metrics(
-        self,
-        state: RunState,
-        work: ClientWork,
-        replies: Reply | None,
-        rejections: list[Rejection],
-    ) -> dict[str, Any]:
-        experiment = self.experiment
-        received = 0 if replies is None else replies.num_clients
-        metrics: dict[str, Any] = {
-            "abandoned": replies is None or received < experiment.config.round.min_replies,
-            **count_bytes(experiment, work, replies, len(rejections)),
-        }
+    def _aggregate(
+        self, state: RunState, work: ClientWork, replies: Reply | None
+    ) -> tuple[Updates, list[str]]:
+        """The server's updates, and why there are none; too few replies need no reason."""
+        if replies is None or replies.num_clients < self.experiment.config.round.min_replies:
+            return {}, []
+        return update_servers(self.experiment, self.engine, state, work, replies)
+
+    def _state_metrics(self, state: RunState, work: ClientWork) -> dict[str, Any]:
+        """The number of global models, where there are several, and the privacy spent so far."""
+        metrics: dict[str, Any] = {}
         if state.model_of_client is not None:
             metrics["global_models"] = len(state.global_models)
         if self.evaluator.should_evaluate(work.round):
-            metrics |= epsilon_spent(guarantees_of(experiment), work.round)
+            metrics |= epsilon_spent(self.evaluator.guarantees, work.round)
         return metrics
-
-    def _aggregate(
-        self, state: RunState, work: ClientWork, replies: Reply | None, metrics: dict[str, Any]
-    ) -> Updates:
-        """The server's updates; none in an abandoned round, which `metrics` then explain."""
-        if replies is None or metrics["abandoned"]:
-            return {}
-        updates, problems = update_servers(self.experiment, self.engine, state, work, replies)
-        if problems:
-            metrics |= {"abandoned": not updates, "problem": "; ".join(problems)}
-        return updates
 
     def _evaluate_local_models(
         self, state: RunState, work: ClientWork, replies: Reply, updates: Updates

@@ -17,8 +17,14 @@ from torch import nn
 
 from remanence.config import Experiment, write_toml
 from remanence.core.engine import Engine
-from remanence.core.errors import OUT_OF_TIME, InputError, RunFailed, Stopped
-from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.errors import OUT_OF_TIME, CheckpointError, InputError, RunFailed, Stopped
+from remanence.core.files import (
+    check_output_dir,
+    create_output_dir,
+    lock,
+    translate_disk_errors,
+    write_atomically,
+)
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import NullProgress, Progress
 from remanence.core.signals import exit_code_of, sigterm_as_interrupt
@@ -30,7 +36,7 @@ from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.metadata import check_same_data
 from remanence.experiment.torch_setup import set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
-from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, METADATA, Run
+from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, METADATA, METRICS, Run
 from remanence.rounds.engine_choice import make_run_engine, record_degraded, resolve_engine
 from remanence.rounds.privacy_budget import (
     describe_guarantees,
@@ -75,6 +81,7 @@ def start_run(
         module: Takes the place of the network.
         source: Takes the place of the data.
     """
+    check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     progress = progress or NullProgress()
     experiment = build(config, method=method, module=module, source=source)
     objects = {"method": method, "model": module, "data": source}
@@ -186,7 +193,10 @@ def train(
     set_precision(config)
     store = CheckpointStore(folder / CHECKPOINTS, fingerprint(config))
     first = first_state(experiment)
-    state = store.load(experiment.task.info.device, progress.log, first) or first
+    state = store.load(experiment.task.info.device, progress.log, first)
+    if state is None:
+        _check_no_rounds(folder)
+        state = first
     engine = (engine_for or make_run_engine)(experiment)
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
@@ -198,6 +208,18 @@ def train(
         stack.callback(progress.finish)
         loop.run(time_limit)
     return Run(folder)
+
+
+def _check_no_rounds(folder: Path) -> None:
+    """Refuse to begin at round 1 in a folder with recorded rounds, which would be deleted. The
+    first checkpoint is older than any of them.
+    """
+    metrics = folder / METRICS
+    if metrics.exists() and metrics.stat().st_size:
+        raise CheckpointError(
+            f"{folder} has recorded rounds but no checkpoint to continue from: start anew with"
+            " --overwrite"
+        )
 
 
 class TrainingLoop:

@@ -8,6 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from remanence.core.types import ModelState
+from remanence.metrics.clients import accuracy_spread, bottom_decile, worst_client
 from remanence.results.ledger import PEER_COUNTS, SIMILARITY
 from remanence.results.summary import summarize
 from remanence.rounds.evaluator import NOT_EVALUATED, Evaluator
@@ -94,11 +95,10 @@ class PeerEvaluator(Evaluator):
             (own_confusion / examples[:, None, None]).mean(axis=0),
             float((own_loss / examples).mean()),
         )
-        lowest = np.sort(accuracy)[: max(1, len(self.clients) // 10)]
         spread = {
-            "worst_client": float(accuracy.min()),
-            "bottom_decile": float(lowest.mean()),
-            "spread": float(accuracy.std()),
+            "worst_client": worst_client(accuracy),
+            "bottom_decile": bottom_decile(accuracy),
+            "spread": accuracy_spread(accuracy),
         }
         honest = np.ones(len(self.clients))
         honest[self.experiment.adversary.clients] = 0.0  # an attacker's own model is no success

@@ -1,7 +1,7 @@
 """The privacy guarantees of a run: for whole clients, for single examples, for both or none.
 
 They are composed from the mechanisms that the method's parts declare. A guarantee for examples
-rests on the Gaussian mechanism alone. Two data sets are neighbors if one has an example that
+rests on the Gaussian mechanism alone. Two datasets are neighbors if one has an example that
 contributes nothing and all else is equal; the number of a client's examples is public. In one pass
 over a client's data an example is in exactly one batch, and the order does not depend on the data:
 a pass is one Gaussian mechanism for that example, with multiplier `noise`. Passes, label counts and

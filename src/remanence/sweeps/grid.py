@@ -18,7 +18,13 @@ from torch import nn
 
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError
-from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.files import (
+    check_output_dir,
+    create_output_dir,
+    lock,
+    translate_disk_errors,
+    write_atomically,
+)
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress
 from remanence.data.dataset import ArrayDataset
@@ -61,12 +67,21 @@ def plan_grid(
         methods: To compare.
         seeds: Of each method and setting.
         grid: Values by key; every combination is a setting.
+
+    Raises:
+        InputError: The runs would not differ as their labels say, or a setting is invalid.
     """
     if not methods:
         raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
     repeated = [method for method in methods if methods.count(method) > 1]
     if repeated:
         raise InputError(f"method {repeated[0]!r} is given twice: write it once")
+    for key, option in (("method", "--methods"), ("seed", "--seeds")):
+        if key in changes or key in grid:
+            raise InputError(f"a comparison does not take {key} as a setting: use {option}")
+    twice = next((seed for place, seed in enumerate(seeds) if seed in seeds[:place]), None)
+    if twice is not None:
+        raise InputError(f"seed {twice} is given twice: write it once")
     settings = [
         dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
     ]
@@ -109,6 +124,7 @@ def start_comparison(
     """Check everything, create the folder, and run every grid point."""
     if select == "validation" and cells[0].config.data.validation == 0:
         raise InputError("--select validation needs validation data: set data.validation above 0")
+    check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     # one engine for all runs, so that only the method differs between them
     _, choice = resolve_engine(build(cells[0].config, module=module, source=source), progress)
     plan = {
