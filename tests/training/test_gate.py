@@ -16,6 +16,7 @@ from remanence.core.types import ModelState, Reply
 from remanence.training import gate
 from remanence.training.gate import validate_replies
 from remanence.training.reply_schema import ReplySchema
+from remanence.training.task import PERSONAL
 
 COHORT, ROUND, CAP = (2, 5, 7, 11), 4, 1000.0
 NAN, INF = float("nan"), float("inf")
@@ -287,13 +288,42 @@ def test_a_value_that_is_not_finite_rejects_its_client_alone(
     assert codes(rejections) == [(5, "not-finite")]
 
 
-def test_the_values_of_a_client_state_are_not_checked() -> None:
-    """A client state never travels: a best loss of infinity is a valid initial value."""
-    reply = with_value(chunk(2, 5), "client_state", "part/kept", 0, INF)
-    replies, rejections = validate_replies([reply], expected())
+def with_state(reply: Reply, kept: Tensor, personal: Tensor) -> Reply:
+    return reply._replace(client_state={"part": {"kept": kept}, PERSONAL: {"head": personal}})
+
+
+@pytest.mark.parametrize(
+    ("kept", "personal", "accepted"),
+    [
+        (3.0, 1.0, True),
+        (INF, 1.0, True),  # such as the best loss before the first one
+        (-INF, 1.0, True),
+        (NAN, 1.0, False),
+        (3.0, NAN, False),
+        (3.0, INF, False),  # a client would train from this parameter in the next round
+    ],
+)
+def test_a_state_with_nan_or_a_personal_model_that_is_not_finite_rejects_its_client(
+    kept: float, personal: float, accepted: bool
+) -> None:
+    states = {"part": {"kept": torch.zeros(2)}, PERSONAL: {"head": torch.zeros(1)}}
+    known = expected()._replace(client_state=states)
+    reply = with_state(
+        chunk(2, 5), torch.tensor([[1.0, 1.0], [1.0, kept]]), torch.tensor([[1.0], [personal]])
+    )
+    replies, rejections = validate_replies([reply], known)
     assert replies is not None
-    assert same(replies, reply)
-    assert rejections == []
+    assert replies.client.tolist() == ([2, 5] if accepted else [2])
+    assert codes(rejections) == ([] if accepted else [(5, "not-finite")])
+    # a site keeps its states: the coordinator has nothing to check
+    assert validate_replies([reply], expected())[1] == []
+
+
+def test_counts_in_a_client_state_are_no_floats() -> None:
+    states = {"part": {"rounds": torch.zeros((), dtype=torch.int64), "new": torch.tensor(True)}}
+    kept = {"part": {"rounds": torch.tensor([1, 2]), "new": torch.tensor([True, False])}}
+    reply = chunk(2, 5)._replace(client_state=kept)
+    assert validate_replies([reply], expected()._replace(client_state=states))[1] == []
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from remanence.core.pytree import Tree
 from remanence.core.remote_params import RemoteParams
 from remanence.core.types import ModelState, Reply
 from remanence.training.reply_schema import Failure, ReplySchema, check_schema, reorder
+from remanence.training.task import PERSONAL
 
 UNKNOWN_CLIENT = -1  # the client of a reply without a valid client number
 
@@ -136,6 +137,8 @@ def _check_values(chunk: Reply, expected: ReplySchema) -> list[Failure | None]:
     finite = pytree.finite(communicated, chunk.num_clients)
     if remote is not None:  # the worker that holds the parameters has checked them
         finite = finite & remote.finite
+    if expected.client_state is not None:
+        finite = finite & _is_valid_state(chunk)
     clients = chunk.client.tolist()
     columns = zip(
         clients,
@@ -148,6 +151,16 @@ def _check_values(chunk: Reply, expected: ReplySchema) -> list[Failure | None]:
     return [_check_client(expected, *values) for values in columns]
 
 
+def _is_valid_state(chunk: Reply) -> Tensor:
+    """Whether each client may keep its state: finite personal parameters, and no NaN elsewhere. A
+    part may keep infinity, such as the best loss before the first one. -> bool [k]
+    """
+    personal = chunk.client_state.get(PERSONAL, {})
+    others = {name: tree for name, tree in chunk.client_state.items() if name != PERSONAL}
+    no_nan = pytree.map(lambda x: x.nan_to_num(nan=math.nan, posinf=0.0, neginf=0.0), others)
+    return pytree.finite({PERSONAL: personal, "others": no_nan}, chunk.num_clients)
+
+
 def _check_client(
     expected: ReplySchema, client: int, round: int, weight: float, finite: bool, norm: float
 ) -> Failure | None:
@@ -156,7 +169,7 @@ def _check_client(
     if round != expected.round:
         return "wrong-round", f"it replied for round {round}, not {expected.round}"
     if not finite:
-        return "not-finite", "its model or payload holds NaN or infinity"
+        return "not-finite", "its model, payload or state holds NaN or infinity"
     if not 0 < weight < math.inf:
         return "weight", f"its weight is {weight}, not a positive number"
     if weight > expected.weight_cap:
