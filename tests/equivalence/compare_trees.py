@@ -94,7 +94,9 @@ def compare(old: Path, new: Path, tolerance: float) -> list[str]:
         {path.name: path for path in folder.glob("*.safetensors")} for folder in (old, new)
     )
     before = {translate_job(name): path for name, path in before.items()}
-    found = [f"{name}: only in one of the two trees" for name in sorted(set(before) ^ set(after))]
+    found = [f"{name}: not in this tree" for name in sorted(set(before) - set(after))]
+    for name in sorted(set(after) - set(before)):
+        print(f"{name}: a new job, with nothing to compare it to")
     for job in sorted(set(before) & set(after)):
         left = {translate(name): value for name, value in load_file(before[job]).items()}
         right = load_file(after[job])

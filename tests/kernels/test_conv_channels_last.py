@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines.test_captured_steps import assert_recorded_equals_loop
+from engines.test_captured_steps import assert_captured_equals_sequential
 from engines.test_equal_engines import CASES, EVERYTHING
 from torch import Tensor, nn
 from torch.func import grad, vmap
@@ -211,7 +211,9 @@ def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.Mo
     changes, make_module = CASES[case]
     assert make_module is not None
     module = make_module()
-    assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
+    assert_captured_equals_sequential(
+        small_experiment(EVERYTHING, changes, module=module), stack=64
+    )
     assert {
         tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)
     } <= set(seen)

@@ -15,7 +15,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch
-from engines.test_captured_steps import assert_recorded_equals_loop
+from engines.test_captured_steps import assert_captured_equals_sequential
 from engines.test_equal_engines import CASES, EVERYTHING
 from torch import Tensor, nn
 from torch.func import grad, vmap
@@ -194,7 +194,9 @@ def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.Mo
     module = make_module()
     with monkeypatch.context() as patch:
         patch.setattr(grouped_conv._Convolution, "apply", spy)
-        assert_recorded_equals_loop(small_experiment(EVERYTHING, changes, module=module), stack=64)
+        assert_captured_equals_sequential(
+            small_experiment(EVERYTHING, changes, module=module), stack=64
+        )
     assert {
         tuple(layer.weight.shape) for layer in module.modules() if isinstance(layer, nn.Conv2d)
     } <= set(seen)
@@ -292,7 +294,7 @@ def test_kernels_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     changes, make_module = CASES["max pooling"]
     assert make_module is not None
-    assert_recorded_equals_loop(
+    assert_captured_equals_sequential(
         small_experiment("fedavg", {**changes, "data.partition": "iid"}, module=make_module()),
         stack=64,
     )

@@ -33,9 +33,9 @@ def finalize_sum(total: Tree, srv: ServerContext) -> Params:
     return total
 
 
-def apply_delta(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
-    """The step as it is: parameters that no client sent stay where they are."""
-    return params | pytree.add(delta, params), srv.state
+def apply_delta(params: Params, delta: Params) -> Params:
+    """The parameters after the step; those that no client sent stay where they are."""
+    return params | pytree.add(delta, params)
 
 
 mean = Aggregate(partial_sum, finalize_sum, is_decomposable=True)

@@ -112,6 +112,16 @@ class WithoutLabelCounts:
         )
 
 
+def check_pair(hook: BoundHook, slot: str, returned: Any, wanted: str) -> tuple[Any, Any]:
+    """What a hook has returned, which must be two values; `wanted` names them."""
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise TypeError(
+            f"{hook.name}: {slot} must return ({wanted}), not {type(returned).__name__}"
+            + (f" of {len(returned)}" if isinstance(returned, tuple) else "")
+        )
+    return returned
+
+
 def scope_context(ctx: Any, name: str) -> Any:
     """A context of a client, of the server or of peers, with the subtrees of one part only."""
     subtrees = [

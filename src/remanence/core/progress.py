@@ -104,6 +104,9 @@ class BarProgress:
             )
         for client in line.get("no_response", []):
             self.log(f"round {line['round']}: client {client} did not answer")
+        if line["abandoned"]:
+            reason = line.get("problem", "too few replies")
+            self.log(f"round {line['round']} abandoned, the model did not change: {reason}")
 
     def log(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)

@@ -4,6 +4,13 @@ A method is made of parts; a part is a named set of pure functions and numbers, 
 slot. Client-side functions are written for one client, with tensors that have no client axis: an
 engine runs them client by client or maps them over a stack. Shapes: B examples in a batch, C
 classes, K clients in the experiment, k clients in a cohort.
+
+Which parameters a dictionary holds:
+
+    ctx.start.params, the trained model      all
+    params and grads of a local step         those that the phase trains, personal ones included
+    delta, reply.params                      those that clients send: `info.communicated`
+    the params of server_update              all; it returns all
 """
 
 from __future__ import annotations
@@ -25,9 +32,10 @@ Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
 LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
 
-# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must work
-# for any names of parameters, those of ctx.start: `ops.effective_steps` applies it to a model with
-# a single parameter. What needs ctx.client_state by name belongs in a transform
+# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It loops over
+# the names of `params` and looks no name up in ctx.client_state, because `ops.effective_steps`
+# calls it with a model of a single parameter. A term that needs client state by name is a
+# transform; the recorded loss and `ops.grad` then leave it out
 Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
@@ -102,10 +110,11 @@ class Aggregate(NamedTuple):
 
 ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; later normalized to sum 1
 
-# (all params, delta of those that clients send, srv) -> all params, the part's complete state
+# (all params, delta of those that clients send, srv) -> all params, the part's complete state.
+# State that this step needs is updated here
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
-# -> the part's complete state, after the new model is made
+# -> the part's complete state. It runs after the new model is made, too late to change it
 UpdateServerState = Callable[[Reply, ServerContext], Tree]
 
 # (merged, previous, replies, ops, srv) -> model
@@ -203,8 +212,9 @@ class Part:
     frozen: Callable[[TaskInfo], Sequence[str]] | None = None
     # parameters and buffers that every client keeps and never sends
     personal: Callable[[TaskInfo], Sequence[str]] | None = None
-    # a client's first state, and what one client sends besides the model: names, shapes, dtypes
+    # a client's first state
     client_state: Callable[[ModelState, ClientStats, TaskInfo], Tree] | None = None
+    # names, shapes and dtypes of what one client sends besides the model
     payload: Callable[[ModelState, TaskInfo], Tree] | None = None
     server_state: Callable[[ModelState, TaskInfo], Tree] | None = None  # the server's first state
     # what the server sends besides the model

@@ -1,8 +1,9 @@
 """The examples of every client at every time step.
 
-A population is a pure function of the experiment. It holds example ids, not examples: an id names
-an example in one view (`concept_views.py`), so an example keeps its id when another client gets it,
-and the same image with a swapped label has another id.
+`experiment/data_setup.py` makes it from `partitions.py` and `splits.py`, and with drift from
+`drift_sampling.py`. A population is a pure function of the experiment. It holds example ids, not
+examples: an id names an example in one view (`concept_views.py`), so an example keeps its id when
+another client gets it, and the same image with a swapped label has another id.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The table of engines: how each one is checked and made.
 
 An engine is checked before any work, without being built, and built once. The Flower engine is in a
-package above this one: `flower` passes it to the round loop, and elsewhere it cannot run.
+package above this one: `flower` passes it to the round loop, and elsewhere it cannot run. The
+names are also in the `Literal` of the setting `engine` (`config/settings.py`).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ class VectorizedEngine(StackEvaluator):
 
     def __init__(self, task: TrainingTask, stack: int = 64, execution: str = "auto"):
         check_stackable(task)
-        # evaluation stays compiled also where steps cannot be compiled: its bits must not change
+        # evaluation stays compiled if steps fall back to eager, so that its results keep their bits
         super().__init__(task, stack, compiled=execution == "compiled")
         self.execution = (
             ("captured" if self.cuda else "eager") if execution == "auto" else execution
@@ -86,7 +86,7 @@ class VectorizedEngine(StackEvaluator):
         """Train the clients of several runs of one method as if they belonged to one run.
 
         Args:
-            works: The runs may differ in data, seeds and numbers.
+            works: The runs may differ in data, seeds and numeric settings.
 
         Yields:
             The index of the run, and a reply.
@@ -126,6 +126,7 @@ class VectorizedEngine(StackEvaluator):
         ctx, dims, rows = self._make_context(slices)
         received = ctx.client_state
         model, client_state, payload = self._client_init(rows, ctx, dims)
+        # each client starts from a model of its own
         if dims.start.params is not None or task.method.personal(task.info):
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(client_state=client_state)
@@ -146,7 +147,7 @@ class VectorizedEngine(StackEvaluator):
         return run_slices.make_replies(slices, model, payload, client_state, losses)
 
     def _make_context(self, slices: Sequence[RunSlice]) -> tuple[Context, Context, ClientIndices]:
-        """-> the stack's context, its `in_dims` for `vmap`, the clients' examples"""
+        """-> the stack's context; `dims`, its `in_dims` for `vmap`; the clients' examples"""
         (ctx, dims), rows = run_slices.make_context(slices), run_slices.rows_of(slices)
         # batch norm writes into buffers even before the first step: every client needs its own
         if dims.start.params is None:

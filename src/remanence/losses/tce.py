@@ -3,7 +3,7 @@
 WSM with the shares replaced by 0 and 1. Legate, Caccia, Belilovsky, "Re-weighted softmax
 cross-entropy to control forgetting in federated learning", 2022.
 
-    equation 3   -z_y + log sum_{c present} exp(z_c)   hook loss   truncated
+    equation 3   -z_y + log sum_{c present} exp(z_c)   slot loss   truncated
 """
 
 from __future__ import annotations

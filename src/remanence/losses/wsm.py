@@ -5,7 +5,7 @@ Plain cross-entropy lowers the logits of classes that a client lacks, and the gl
 them. Legate, "Re-weighted softmax cross-entropy to control forgetting in federated learning",
 Universite de Montreal 2022.
 
-    equation 15   -z_y + log sum_c share_c exp(z_c)   hook loss   re_weighted
+    equation 15   -z_y + log sum_c share_c exp(z_c)   slot loss   re_weighted
 """
 
 from __future__ import annotations

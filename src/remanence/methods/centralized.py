@@ -3,7 +3,7 @@ methods; and what it forgets from batch to batch.
 
 Hong et al., "FedWAvg", 2022, section 3.1 and table 1.
 
-    step                                        hook           function
+    step                                        slot           function
     a batch again, after the step on the next   step_tracker   recheck_previous_batch
     numbers of forgetting events                on_client_end  report
 """

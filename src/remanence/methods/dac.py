@@ -4,7 +4,7 @@ on their own data, and so find their cluster.
 Zec et al., "Decentralized adaptive clustering of deep nets is beneficial for client collaboration",
 2022, as algorithm 3 of Klefbom and Toftås 2023.
 
-    step                                        hook              function
+    step                                        slot              function
     s <- 1 / (K - 1)                            peers.init        similarity.init_similarity
     m peers, by softmax(tau s)                  peers.candidates  probe
     s <- inverse losses, and two hops           peers.select      similarity.update

@@ -4,7 +4,7 @@ own.
 Oh, Kim, Yun, "FedBABU: toward enhanced representation for federated image classification", ICLR
 2022, algorithm 1.
 
-    step                                          hook         function
+    step                                          slot         function
     train and average the body, head fixed        frozen       head_names
     fine-tune tau_f epochs, for evaluation        personalize  trainable
 """

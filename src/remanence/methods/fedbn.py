@@ -4,7 +4,7 @@ appearance share everything else.
 Li, Jiang, Zhang, Kamp, Dou, "FedBN: federated learning on non-IID features via local batch
 normalization", ICLR 2021.
 
-    algorithm 1: average all layers but normalization   hook personal   normalization_params
+    algorithm 1: average all layers but normalization   slot personal   normalization_params
 """
 
 from __future__ import annotations

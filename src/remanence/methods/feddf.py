@@ -3,7 +3,7 @@
 Lin et al., "Ensemble distillation for robust model fusion in federated learning", NeurIPS 2020,
 algorithm 1.
 
-    step                                        hook          function
+    step                                        slot          function
     x <- mean of the x_k, weighted by n_k       (default)
     x <- x - lr grad KL(mean of logits || x)    server_train  learn_from_ensemble
     loss of a public example                    -             ensemble_loss

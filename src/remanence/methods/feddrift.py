@@ -4,7 +4,7 @@ new one, and models with similar losses are merged.
 Jothimurugesan, Hsieh, Wang, Joshi, Gibbons, "Federated learning under distributed concept drift",
 AISTATS 2023, algorithm 1 and section 4.
 
-    step                                        hook                     function
+    step                                        slot                     function
     losses of all models on all clients' data   model_assignment         measured by the round
     drift detected: a new model                 model_assignment.decide  decide
     distances between models                    model_assignment.decide  measure_distances

@@ -4,7 +4,7 @@ local steps give no more weight.
 Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization",
 NeurIPS 2020, section 4.
 
-    step                                   hook               function
+    step                                   slot               function
     a_i, accumulated over the local steps  step_tracker       init_, next_effective_steps
     send ||a_i||_1                         on_client_end      send_steps
     d = sum_i p_i (y_i - x) / ||a_i||_1    aggregate.partial  sum_normalized

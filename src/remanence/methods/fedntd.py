@@ -5,7 +5,7 @@ so only those are distilled. Lee et al., "Preservation of the global knowledge b
 distillation in federated learning", NeurIPS 2022.
 
     equation 4   softmax over the not-true classes        not_true
-    equation 5   CE + beta tau^2 KL(q_global || q_local)  hook loss_terms   distill_not_true
+    equation 5   CE + beta tau^2 KL(q_global || q_local)  slot loss_terms   distill_not_true
 """
 
 from __future__ import annotations

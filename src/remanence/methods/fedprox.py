@@ -2,7 +2,7 @@
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020.
 
-    equation 2   h(w) = F(w) + mu/2 ||w - w_t||^2   hook regularizers   proximal
+    equation 2   h(w) = F(w) + mu/2 ||w - w_t||^2   slot regularizers   proximal
 """
 
 from __future__ import annotations

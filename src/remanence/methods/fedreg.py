@@ -6,7 +6,7 @@ predictions as labels. The component of a local gradient that opposes their grad
 Xu et al., "Acceleration of federated learning with alleviated forgetting in local training", ICLR
 2022.
 
-    step                                        hook             function
+    step                                        slot             function
     pseudo data, perturbed data                 gradient         sign_ascent
     gradients at interpolated parameters        gradient         interpolate
     projection of the gradient                  gradient         remove_opposed

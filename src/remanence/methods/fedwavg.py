@@ -4,7 +4,7 @@ the next one.
 Hong et al., "Weighted averaging federated learning based on example forgetting events in label
 imbalanced non-IID", Applied Sciences 2022, algorithm 1.
 
-    line      step                                        hook             function
+    line      step                                        slot             function
     2         F = 1, W = 1                                client_state     init_client_state
     5, 10-12  F_n <- examples correct before, wrong now   on_client_start  count_forgettable
     6-9       local training                              (default)
@@ -44,8 +44,8 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
     F_n counts the forgettable examples of client n: those of its training data that its last local
     model classified correctly and the received global model does not. It is 1 until the client's
     first count, and where no client forgot anything all weights are 1. N is the number of clients
-    in the round; a client that does not count in it sends its last F (both are our reading: in the
-    paper all clients take part). Works with any method that averages.
+    in the round; a client that makes no new count in it sends its last F (both are our reading: in
+    the paper all clients take part). Works with any method that averages.
 
     Args:
         alpha: Update ratio, from 0 (a plain mean) to below 1.
@@ -96,7 +96,7 @@ def fedwavg(*, alpha: float = 0.3, every: int = 1, noise: float = 0.0) -> Part:
 
 
 def forgettable_noise(noise: float, every: int) -> Mechanism:
-    """An example changes F by 1, so the deviation is the noise multiplier."""
+    """One example changes F by at most 1, so the standard deviation is the noise multiplier."""
     return Mechanism(
         EXAMPLE,
         covers="forgettable",

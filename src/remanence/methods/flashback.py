@@ -6,7 +6,7 @@ Forgetting in local training and in aggregation increase each other, so both are
 teacher's weight for a class is proportional to the number of examples of it that the teacher was
 trained on.
 
-    line   step                                       hook                 function
+    line   step                                       slot                 function
     1      pi = 0, r_k = 0                            server_state         init_label_counts
     5      send the model and pi                      broadcast            in `flashback`
     7, 10  local steps with dynamic distillation      loss_terms           client_distillation
@@ -38,14 +38,15 @@ from remanence.losses.dynamic_distillation import distill, label_shares
 @part
 def flashback(*, gamma: float = 0.1, server_epochs: int = 5) -> Part:
     """CE + sum_i sum_c alpha_i^c p_i^c log(p_i^c / q^c), alpha_i = mu_i / (nu + sum_j mu_j), at the
-    clients and then at the server.
+    clients and then at the server. p_i are the probabilities of teacher i and q those of the
+    student; mu_i and nu are their label counts.
 
     At a client nu are its own label counts, and the teacher is the global model with mu = pi. The
     server averages by n_k and trains the average on its labeled public set with the clients'
     optimizer, learning rate and batch size: nu = pi, and the teachers are the round's clients, each
     with its counts, and the previous global model with mu = pi. Then pi grows by gamma * mu_k for
     every client k that has not yet been counted in full. The paper's appendix with its settings is
-    missing: the defaults are our reading.
+    not available to us: the defaults are our reading.
 
     Args:
         gamma: Fraction of a client's label counts added to pi each time it takes part, while

@@ -3,7 +3,7 @@
 Joins any method: Hong et al., "FedWAvg", 2022, section 6 and figure 3; after Oh et al.,
 "FedBABU", ICLR 2022.
 
-    the classifier is neither trained nor sent   hook frozen   head_names
+    the classifier is neither trained nor sent   slot frozen   head_names
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ were at the end of the round before, and trains the result.
 Random: Klefbom and Toftås, "Decentralized deep learning under distributed concept drift",
 Chalmers 2023, algorithm 2, after Zec et al. 2022.
 
-    m random peers, average with them   hook peers.select   decide
+    m random peers, average with them   slot peers.select   decide
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ random peers, and the classifier with similar ones.
 Klefbom and Toftås, "Decentralized deep learning under distributed concept drift", Chalmers 2023,
 algorithm 4, whose lines have no numbers.
 
-    step                                        hook              function
+    step                                        slot              function
     s <- 1 / (K - 1)                            peers.init        similarity.init_similarity
     S_rand <- m random clients                  peers.candidates  probe
     s <- UpdateSimilarities(S_rand, w)          peers.select      decide, similarity.update
-    w <- FedAvg of all layers (S_rand and C)    peers.select      decide, first PeerAverage
+    w <- FedAvg of all layers (S_rand and k)    peers.select      decide, first PeerAverage
     S_sim <- WeightedSampling(m, s)             peers.select      decide, sample_weighted
-    w_phi <- FedAvg of classifier (S_sim and C) peers.select      decide, second PeerAverage
+    w_phi <- FedAvg of classifier (S_sim and k) peers.select      decide, second PeerAverage
     w <- LocalTraining(w)                       phases            fine_tune, first phase
     w_phi <- LocalTraining(w_phi)               phases            fine_tune, second phase
 """

@@ -3,7 +3,7 @@ client's own last model.
 
 Li, He, Song, "Model-contrastive federated learning", CVPR 2021, algorithm 1.
 
-    step                                        hook           function
+    step                                        slot           function
     projection head before the classifier       modify_model   project
     l_con (equation 3), added to the loss       loss_terms     contrast
     w_prev <- the trained model                 on_client_end  store_model

@@ -3,7 +3,7 @@
 Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning", ICML 2020,
 algorithm 1.
 
-    line   step                                   hook                 function
+    line   step                                   slot                 function
     -      c, c_i = 0                             server_state,        zero_control_variates
                                                   client_state
     5      send x and c to the clients            broadcast            in `scaffold`
@@ -16,8 +16,6 @@ algorithm 1.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +57,7 @@ def scaffold(*, option: int = 2, equal: bool = False) -> Part:
         )
     return Part(
         "scaffold",
-        client_state=zero_control_variates,
+        client_state=lambda start, stats, info: zero_control_variates(start, info),
         server_state=zero_control_variates,
         broadcast=lambda srv: {"c": srv.state["c"]},
         transforms=(Transform("correct", correct),),
@@ -93,12 +91,12 @@ def communicated(start: ModelState, info: TaskInfo) -> Params:
     return pytree.select_keys(start.params, info.communicated)
 
 
-def zero_control_variates(start: ModelState, *more: Any) -> Tree:
-    return {"c": pytree.zeros_like(communicated(start, more[-1]))}
+def zero_control_variates(start: ModelState, info: TaskInfo) -> Tree:
+    return {"c": pytree.zeros_like(communicated(start, info))}
 
 
 def check_steps_are_gradients(optimizer: Optimizer, info: TaskInfo) -> None:
-    """Option II computes gradients from a client's update."""
+    """Option 2 computes gradients from a client's update."""
     if optimizer.name in ("adam", "adamw") or optimizer.hparams.get("momentum", 0.0) > 0.5:
         what = (
             optimizer.name
@@ -118,7 +116,7 @@ def correct(grads: Params, params: Params, ctx: Context) -> Params:
 
 
 def control_from_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
-    """Option II: c_i+ = c_i - c + (x - y_i) / (K lr)."""
+    """Option 2: c_i+ = c_i - c + (x - y_i) / (K lr)."""
     lr = ctx.optimizer_hparams["lr"]
     # a schedule may end at 0: the update is 0 then, whatever the gradient
     moving = lr > 0
@@ -140,7 +138,7 @@ def control_from_steps(ctx: Context, trained: ModelState, ops: ClientOps) -> tup
 
 
 def control_from_data(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
-    """Option I: c_i+ = the gradient at x over all of the client's training data."""
+    """Option 1: c_i+ = the gradient at x over all of the client's training data."""
     gradient = ops.full_grad(ctx.start.params)
     return state_and_change(pytree.select_keys(gradient, ctx.client_state["c"]), ctx)
 

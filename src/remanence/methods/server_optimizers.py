@@ -7,7 +7,7 @@ optimization", ICLR 2021, algorithm 2. As there, moments have no bias correction
 (the smallest value it allows), and the update itself is squared (an early version of the paper
 squares its running mean, which the authors call a mistake).
 
-    step                                hook           function
+    step                                slot           function
     m = 0, v = tau^2                    server_state   init_momentum, in `adaptive`
     m <- beta1 m + (1 - beta1) update   server_update  apply_adaptive
     v <- by the rule of each method     server_update  adam_, yogi_, adagrad_second_moment

@@ -37,7 +37,8 @@ def sample_weighted(scores: Tensor, adjacency: Tensor, count: int, key: Key) -> 
     proportional to exp(score) among those left.
 
     Adding Gumbel noise and taking the largest does exactly this (Vieira 2014, Kool et al. 2019)
-    without computing exp(score), which may overflow.
+    without computing exp(score), which may overflow. The number of rows can be another one than
+    that of clients: one row draws one sample of clients.
 
     Args:
         scores: [K, K].

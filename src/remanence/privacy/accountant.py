@@ -16,8 +16,9 @@ Assumptions about the sampling of clients:
 - "poisson": every client joins independently (clients.sampling = "poisson"), and the sum is divided
   by the expected number of clients, so that it does not reveal the actual one. Papers often report
   this number for fixed cohorts too, for which it does not hold.
-- "any": nothing is assumed, as if every client were in every round. It bounds the other two, and is
-  one Gaussian mechanism with noise / sqrt(rounds).
+- "any": as if every client were in every round: one Gaussian mechanism with noise / sqrt(rounds).
+  It bounds every sampling that does not depend on the updates. Where the sampling depends on the
+  clients' numbers of examples, these are treated as public.
 
 "fixed" and "poisson" are composed over rounds by privacy loss distributions (dp-accounting, the
 extra `dp`); all rounding is upwards.

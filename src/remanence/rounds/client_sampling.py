@@ -22,10 +22,13 @@ def sample_clients(
 ) -> np.ndarray:
     """Sample the clients of a round from those that are online and not busy.
 
+    Their replies are weighted by numbers of examples, whatever the sampling, unless the method
+    fills `client_weights` (`aggregators/mean.py`).
+
     Args:
         experiment: Its settings name the size of the sample, and whether clients are sampled
             without replacement or each independently (`clients.sampling=poisson`).
-        round: From 1.
+        round: From 1 to `config.total_rounds`.
         key: The round's.
         busy: Clients whose replies of earlier rounds have not arrived yet.
 

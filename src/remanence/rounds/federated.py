@@ -61,7 +61,7 @@ class FederatedRound:
             **self._state_metrics(state, work),
         }
         if metrics.get("stale_used") and not updates:
-            metrics["stale_used"] = 0
+            metrics["stale_used"] = 0  # an abandoned round uses no replies
         clients = np.empty(0, dtype=np.int64)
         if replies is not None and updates:
             clients = replies.client.cpu().numpy()
@@ -124,6 +124,7 @@ def make_work(experiment: BuiltExperiment, state: RunState, round: int) -> Clien
         clients=clients,
         start=models_for(state, clients) if several_models else state.server.model,
         per_client_start=several_models,
+        # with several global models, all clients receive the broadcast of the first one's server
         broadcast=server_step.make_broadcast(experiment.task, state.server, round, key),
         client_state=load_client_states(state, experiment.task, clients, stats),
         stats=stats,
@@ -172,8 +173,8 @@ def update_servers(
 
 
 def aggregation_shares(state: RunState, clients: np.ndarray, updates: Updates) -> np.ndarray:
-    """Each client's share in the round, summing to 1: in its model's aggregation, times the share
-    of that model among the round's clients. -> [k]
+    """The weight of each client in its model's aggregation, times the fraction of the round's
+    clients that use that model. The shares sum to 1. -> [k]
     """
     used, shares = state.models_used_by(clients), np.zeros(len(clients))
     for number, update in updates.items():

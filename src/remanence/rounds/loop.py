@@ -75,7 +75,7 @@ def start_run(
         progress: Shows rounds and messages; None: nothing is shown.
         time_limit: When to stop and save.
         title: Of the progress; by default the method.
-        choice: An engine chosen before, where the settings leave it open.
+        choice: An engine chosen before, as by a comparison; used where the settings say `auto`.
         engine_for: Makes the engine; by default the run has one of its own.
         method: Takes the place of the method that the settings name.
         module: Takes the place of the network.
@@ -112,14 +112,13 @@ def resume_run(
     Args:
         folder: The run folder.
         rounds: Extend the run to this number of rounds.
-        progress: As in `start_run`, like the arguments below. Objects that the run was started with
-            must be given again.
+        progress: Shows rounds and messages; None: nothing is shown.
         time_limit: When to stop and save.
         title: Of the progress.
         engine_for: Makes the engine.
-        method: The run's own method.
-        module: The run's own network.
-        source: The run's own data.
+        method: The method, if the run was started with an object; likewise the two below.
+        module: The network.
+        source: The data.
     """
     run = Run(folder)
     _check_objects(run, {"method": method, "model": module, "data": source})

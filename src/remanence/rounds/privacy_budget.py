@@ -44,6 +44,7 @@ def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
         and not experiment.has_stragglers
         and not task.clients_remote
     )
+    # nothing is assumed ("any") about a sampling that the accountant does not know
     known = always and config.clients.sampling in ("fixed", "poisson")
     sampling = config.clients.sampling if known else "any"
     of_clients = client_guarantee(

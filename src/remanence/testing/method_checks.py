@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +52,7 @@ class Case(NamedTuple):
 
 
 @preserve_process_state()
-def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
+def check_method(method: str | Method | Part, *, rounds: int = 2) -> list[str]:
     """Check that a method works on the built-in task as the engines and checkpoints need it.
 
     It must give the same result on the engine `sequential` and on stacks of any size, leave its
@@ -64,10 +63,14 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
     `ctx.hyper`, keep no state of their own, and declare what each leaf of their payload reveals.
 
     >>> check_method("fedprox(mu=0.1)+wsm")
+    []
 
     Args:
         method: an expression, a part, or parts joined by `+`.
         rounds: how many to run; 2 or more, so that what is kept between rounds has an effect.
+
+    Returns:
+        The cases that were left out, with the method's reasons.
 
     Raises:
         AssertionError: with a sentence that names the first problem and its cause.
@@ -79,14 +82,16 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> None:
         )
     method = as_method(method)
     name = "+".join(p.name for p in method.parts)
-    for case in _cases(method, rounds):
+    cases, left_out = _cases(method, rounds)
+    for case in cases:
         _check_case(case, method, f"{name} {case.title}", rounds)
     check_declarations(method, small_experiment(method).task)
     _check_resume(method, name, rounds)
+    return left_out
 
 
-def _cases(method: Method, rounds: int) -> list[Case]:
-    """The cases to run; those that the method refuses, such as batch norm, are left out."""
+def _cases(method: Method, rounds: int) -> tuple[list[Case], list[str]]:
+    """The cases to run; and those that the method refuses, such as batch norm, with its reason."""
     cases = [
         Case(
             small_experiment(method),
@@ -114,10 +119,13 @@ def _cases(method: Method, rounds: int) -> list[Case]:
     if any(p.regularizers for p in method.parts):
         with_steps = functools.partial(small_experiment, method + fednova())
         optional.append((with_steps, "with effective steps (+fednova)"))
+    left_out = []
     for make, title in optional:
-        with contextlib.suppress(InputError):
+        try:
             cases.append(Case(make(), (3,), title))
-    return cases
+        except InputError as refused:
+            left_out.append(f"{title}: {refused}")
+    return cases, left_out
 
 
 def _check_case(case: Case, method: Method, name: str, rounds: int) -> None:

@@ -26,6 +26,7 @@ from remanence.training.state import RunState
 # relative to the larger of 1 and the value: float64 leaves four digits for a different order of
 # sums
 TOLERANCE = 1e-12
+STATES = ("client_state", "server_state")  # slots that declare what a part keeps
 
 
 def run(
@@ -36,8 +37,12 @@ def run(
         return run_rounds(experiment, engine, rounds)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        if slot := find_slot(error, experiment.task.method.parts):
+        parts = experiment.task.method.parts
+        if slot := find_slot(error, parts):
             reason += f", in {slot}"
+        absent = [name for name in STATES if all(getattr(p, name) is None for p in parts)]
+        if isinstance(error, KeyError) and absent:
+            reason += f"; no part declares a {' or a '.join(absent)}"
         cure = (
             "; under torch.vmap no `if`, no .item() and no boolean masks on tensors"
             if engine.name == "vectorized"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.compose import check_pair
 from remanence.core.contexts import Context
 from remanence.core.pytree import Params, Tree
 from remanence.core.slots import Accept
@@ -23,6 +24,8 @@ from remanence.training.gradients import Differentiate
 from remanence.training.loss import make_loss_fn
 from remanence.training.task import PERSONAL, ClientIndices, TrainingTask
 
+RETURNS = "client_state, payload"  # of the slots on_client_start and on_client_end
+
 
 def client_init(
     task: TrainingTask, differentiate: Differentiate, indices: ClientIndices, ctx: Context
@@ -30,13 +33,14 @@ def client_init(
     """Run the `on_client_start` hooks, before the first step.
 
     Returns:
-        The model that the client starts from (the received one with its personal parts in
+        The model that the client starts from (the received one with its personal parameters in
         place), the client's state, and the payload so far.
     """
     client_state, payload = dict(ctx.client_state), {}
     ops = make_client_ops(task, differentiate, {}, ctx.start.buffers, None, indices, ctx)
     for hook in task.method.hooks("on_client_start"):
-        changed, payload[hook.name] = hook(ctx._replace(client_state=client_state), ops)
+        returned = hook(ctx._replace(client_state=client_state), ops)
+        changed, payload[hook.name] = check_pair(hook, "on_client_start", returned, RETURNS)
         client_state[hook.name] = {**client_state.get(hook.name, {}), **changed}
     personal = client_state.get(PERSONAL, {})
     start = ModelState(
@@ -117,7 +121,7 @@ def train_step(
         grads, aux = differentiate(lambda params: loss_fn(params, batch), state.params)
     else:
         grads = gradient_hook(state.params, batch, ops, ctx)
-        # the hook may use other parameters and examples: buffers and loss come from this batch
+        # the hook may compute its gradient elsewhere; this pass gives the buffers and the loss
         with torch.no_grad():
             _, aux = loss_fn(state.params, batch)
     for transform in task.method.transforms():
@@ -178,7 +182,8 @@ def client_final(
     client_state, payload = dict(ctx.client_state), dict(payload)
     ops = make_client_ops(task, differentiate, {}, trained.buffers, None, indices, ctx)
     for hook in task.method.hooks("on_client_end"):
-        changed, more = hook(ctx._replace(client_state=client_state), trained, ops)
+        returned = hook(ctx._replace(client_state=client_state), trained, ops)
+        changed, more = check_pair(hook, "on_client_end", returned, RETURNS)
         known = {**client_state.get(hook.name, {}), **initial_state.get(hook.name, {})}
         if unknown := sorted(set(pytree.flatten(changed)) - set(pytree.flatten(known))):
             raise TypeError(

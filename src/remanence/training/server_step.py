@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remanence.aggregators.mean import apply_delta, mean, size_weights
 from remanence.core import pytree
-from remanence.core.compose import BoundHook, ComposedMethod
+from remanence.core.compose import BoundHook, ComposedMethod, check_pair
 from remanence.core.contexts import ServerContext
 from remanence.core.engine import Engine
 from remanence.core.errors import AggregationFailed
@@ -100,8 +100,11 @@ def update(
     total = _partial_sum(aggregate, weights, replies, context("combine"))
     delta = aggregate.finalize(total, context("combine"))
     update_hook = method.hook("server_update")
-    params, changed = (update_hook or apply_delta)(server.model.params, delta, context("apply"))
-    if update_hook is not None:
+    if update_hook is None:
+        params = apply_delta(server.model.params, delta)
+    else:
+        returned = update_hook(server.model.params, delta, context("apply"))
+        params, changed = check_pair(update_hook, "server_update", returned, "parameters, state")
         _check_names(update_hook, "server_update", params, server.model.params)
         state[update_hook.name] = _check_state(update_hook, "server_update", changed, state)
     merge_buffers = aggregate.buffers or average_buffers
