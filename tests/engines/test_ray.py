@@ -119,17 +119,20 @@ def assert_equals_loop(
 
 
 def wait_for_workers(engine: RayEngine) -> list[int]:
-    """-> their processes, once all of them are there; one that Ray sent to a node that is gone
-    is replaced first
+    """-> the processes of all workers, once every one answers. A worker that was lost with its
+    node, or that never started, is replaced first.
     """
-    crew = engine.assemble()
-    while any(member.starting is not None for member in crew.slots):
-        list(crew.map_unordered([ActorRequest("ready", ())]))
-        time.sleep(0.1)
-    processes: list[int] = ray.get(
-        [member.actor.ready.remote() for member in engine.assemble().slots]
-    )
-    return processes
+    pool = engine.assemble()
+    while True:
+        while any(slot.starting is not None for slot in pool.slots):
+            list(pool.map_unordered([ActorRequest("ready", ())]))
+            time.sleep(0.1)
+        try:
+            processes: list[int] = ray.get([slot.actor.ready.remote() for slot in pool.slots])
+        except ray.exceptions.RayError:  # a call through the pool replaces the lost worker
+            list(pool.map_unordered([ActorRequest("ready", (), n) for n in range(len(pool.slots))]))
+        else:
+            return processes
 
 
 # ------------------------------------------------------------------------------ equal to the reference
@@ -154,6 +157,7 @@ def test_the_same_as_loop_on_two_nodes(
         "+".join(fast_config(name) for name in method.split("+")), changes
     )
     with closing(RayEngine(experiment.task, 2, inner=METHODS[method])) as engine:
+        wait_for_workers(engine)
         before = len(engine.assemble().losses)
         assert_equals_loop(experiment, engine, tolerance=tolerance)
         assert len(engine.assemble().losses) == before

@@ -40,7 +40,7 @@ STATES: tuple[tuple[str, str], ...] = (
     (r"^late/", "stale/"),
     (r"/began/", "/base_model/"),
     (r"/due$", "/arrival_round"),
-    (r"^crowd/", "client_models/"),
+    (r"^[cC]rowd/", "client_models/"),
     (r"/waited$", "/rounds_since_best"),
     (r"/stopped$", "/early_stopped"),
     (r"/heard$", "/peer_counts"),

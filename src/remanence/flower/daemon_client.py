@@ -60,7 +60,7 @@ def connect(site: SiteFile) -> socket.socket:
 
 
 def start_daemon(site: SiteFile) -> subprocess.Popen[bytes]:
-    """Start the daemon in a session of its own, so that it continues after this process ends."""
+    """Launch the daemon in a session of its own, so that it continues after this process ends."""
     site.make_state()
     command = [
         sys.executable,
