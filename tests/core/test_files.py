@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remanence.core import files
+from remanence.core import files, safe_path
 from remanence.core.errors import InputError, RunFailed
 
 
@@ -27,10 +27,11 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     path = tmp_path / "experiment.toml"
     files.write_atomically(path, b"old")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(*((files, "flush") if stage == "flush" else (files.os, "replace")), fail)
+    target = (safe_path, "flush") if stage == "flush" else (safe_path.os, "replace")
+    monkeypatch.setattr(*target, fail)
     with pytest.raises(OSError, match="No space left"):
         files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
@@ -43,10 +44,10 @@ def test_content_is_on_the_disk_before_the_name_changes(
     events: list[str] = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(
-        files.os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1]
+        safe_path.os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1]
     )
     monkeypatch.setattr(
-        files.os, "replace", lambda a, b: (events.append("replace"), replace(a, b))[1]
+        safe_path.os, "replace", lambda *a, **k: (events.append("replace"), replace(*a, **k))[1]
     )
     files.write_atomically(tmp_path / "a", b"x")
     assert events == ["fsync", "replace", "fsync"]  # the file, its name, the folder
@@ -107,7 +108,7 @@ def test_a_folder_is_locked_for_others_until_it_is_left(tmp_path: Path) -> None:
 def test_a_lock_goes_with_its_process(tmp_path: Path) -> None:
     code = f"""
 import os, pathlib
-from remanence.core import files
+from remanence.core import files, safe_path
 with files.lock(pathlib.Path({str(tmp_path)!r})):
     os._exit(0)  # nothing is cleaned up
 """

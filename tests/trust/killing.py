@@ -24,7 +24,13 @@ SOURCE = str(Path(remanence.__file__).parent) + os.sep
 # the phase of a line by its file; the first match counts, searched from the innermost frame
 # outwards
 PLACES = {
-    "checkpoint": ("results/checkpoint.py", "results/checkpoint_codec.py", "core/files.py"),
+    "checkpoint": (
+        "results/checkpoint.py",
+        "results/checkpoint_codec.py",
+        "core/files.py",
+        "core/safe_path.py",
+        "core/temporary_files.py",
+    ),
     "record": (
         "rounds/evaluator.py",
         "rounds/peer_evaluator.py",

@@ -21,7 +21,9 @@ Models and engines:
 The process and its files:
     errors          the errors that are raised on purpose
     progress        the progress display of a run
-    files           atomic writes, locks, output folders
+    safe_path       files of a folder that may come from another person; atomic writes
+    temporary_files what a write makes before it has its name, and a killed one leaves
+    files           output folders and their locks, hashes
     signals         SIGTERM as an exception
     process_state   restores the settings of the process after a run
     hardware        the name of the machine

@@ -29,6 +29,14 @@ class CheckpointError(RemanenceError):
     exit_code = 2
 
 
+class UnsafeFile(RemanenceError):
+    """A folder holds a link or a special file where a file or folder belongs. No reader takes it
+    for a file that is merely damaged, since whoever made it may want another file to be changed.
+    """
+
+    exit_code = 2
+
+
 class RunFailed(RemanenceError):
     """A run with valid settings cannot continue (the disk is full, a worker process died)."""
 

@@ -1,37 +1,26 @@
-"""Atomic writes, locks and output folders: a crash leaves either the old file or the new one."""
+"""Output folders and their locks, atomic writes, hashes."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from remanence.core.errors import InputError, RunFailed
+from remanence.core.safe_path import SafePath
+from remanence.core.temporary_files import TEMPORARY, try_lock
 
 LOCK = ".lock"
+SWEPT_LEVELS = 4  # comparison/runs/NAME/checkpoints/client_states
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Temporary file, flush to disk, rename, flush the folder."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            flush(file)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush_folder(path.parent)
-
-
-def flush(file: IO[bytes]) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    """Replace a file that the user named completely or not at all."""
+    (SafePath(path.parent) / path.name).write(content)
 
 
 def flush_folder(folder: Path) -> None:
@@ -72,24 +61,24 @@ def translate_disk_errors(folder: Path, *, resumable: bool = False) -> Iterator[
         raise
 
 
-_held_locks: list[IO[str]] = []  # lock files of this process
+_held_locks: list[IO[bytes]] = []  # lock files of this process
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Lock a folder for this process; the lock ends with the process, also when it is killed."""
-    import fcntl
-
-    with (folder / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+def lock(folder: Path | SafePath) -> Iterator[None]:
+    """Lock a folder for this process, and delete what killed ones did not finish writing there. The
+    lock ends with the process, also when it is killed.
+    """
+    folder = SafePath.of(folder)
+    with (folder / LOCK).append() as file:
+        if not try_lock(file.fileno()):
             raise InputError(
                 f"{folder} is in use by another remanence process: wait for it, or choose"
                 " another --out"
-            ) from None
+            )
         _held_locks.append(file)
         try:
+            folder.sweep(SWEPT_LEVELS)
             yield
         finally:
             _held_locks.remove(file)
@@ -103,18 +92,15 @@ def _release_locks() -> None:
         _held_locks.pop().close()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_locks)
+os.register_at_fork(after_in_child=_release_locks)
 
 
 def _holds_results(folder: Path) -> bool:
     """Whether a folder has files, apart from those that a killed process can have left behind
     before it wrote any result.
     """
-    return folder.exists() and any(
-        path.name != LOCK and not (path.name.startswith(".") and path.name.endswith(".tmp"))
-        for path in folder.iterdir()
-    )
+    names = SafePath(folder).list_names()
+    return any(name != LOCK and not TEMPORARY.fullmatch(name) for name in names)
 
 
 def _file_in_the_way(folder: Path) -> Path | None:
@@ -177,5 +163,5 @@ def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> 
     folder = folder.resolve()  # a link to a run stays a link to the new one
     if _holds_results(folder):
         with lock(folder):
-            shutil.rmtree(folder)
+            (SafePath(folder.parent) / folder.name).delete_folder()
     make_folder(folder)

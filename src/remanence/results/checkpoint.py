@@ -23,8 +23,9 @@ import torch
 
 from remanence.config import Experiment
 from remanence.core.errors import CheckpointError
-from remanence.core.files import flush, flush_folder, sha256, write_atomically
+from remanence.core.files import flush_folder, sha256, write_atomically
 from remanence.core.pytree import Tree
+from remanence.core.safe_path import flush
 from remanence.core.types import ModelState
 from remanence.results.checkpoint_codec import add_tree, as_tree, from_bytes, to_bytes
 from remanence.results.checkpoint_schema import check_schema

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from remanence.core.files import flush
+from remanence.core.safe_path import flush
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.ledger import (
     ALL,
