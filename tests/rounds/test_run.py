@@ -25,6 +25,7 @@ from remanence.engines.cuda_graphs import GraphedPhase
 from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
+from remanence.metrics.phase_decomposition import phase_decomposition
 from remanence.results.run import EXPERIMENT, METRICS, load
 from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import start_run
@@ -223,6 +224,22 @@ def test_the_ledger_and_the_metrics_tell_the_same(tmp_path: Path) -> None:
         run.ledger.select(moment="merged", split="test"),
     )
     np.testing.assert_array_equal(before["correct"][1:], merged["correct"][:-1])
+
+
+def test_clients_models_can_be_evaluated_less_often(tmp_path: Path) -> None:
+    settings = {"record.local": True, "rounds": 7, "record.every": 2}
+    run = start_run(config_of(**settings, **{"record.local_every": 3}), tmp_path / "run")
+    # local models: round 1, every third, the last; the global model also every second
+    for moment in ("before", "local"):
+        rounds = run.ledger.select(moment=moment, split="test")["round"]
+        assert sorted(set(rounds.tolist())) == [1, 3, 6, 7]
+    merged = run.ledger.select(moment="merged", split="test")["round"]
+    assert merged.tolist() == [1, 2, 3, 4, 6, 7]
+    assert phase_decomposition(run.ledger).round.tolist() == [1, 3, 6, 7]
+    always = start_run(config_of(**settings), tmp_path / "always")
+    rounds, accuracy = run.curve()
+    same = [place for place, round in enumerate(rounds) if round in (2, 4, 6, 7)]
+    assert [accuracy[place] for place in same] == always.curve()[1]
 
 
 def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path: Path) -> None:

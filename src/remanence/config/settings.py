@@ -212,6 +212,11 @@ class RecordSettings(Section):
         description="Also evaluate every client's model after local training (one more evaluation"
         " for each client).",
     )
+    local_every: Natural = Field(
+        default=0,
+        description="With record.local: rounds between two evaluations of the clients' models."
+        " The first and the last round are always evaluated. 0: as often as record.every.",
+    )
     cross: Natural = Field(
         default=20,
         description="With record.local: evaluate at most this many clients' models of a round on"

@@ -164,9 +164,10 @@ def estimate_run(experiment: Experiment) -> Cost:
     rounds = experiment.total_rounds
     evaluations = rounds / experiment.record.every + experiment.drift.time_steps
     evaluated = test * (clients / max(1, _clusters(experiment)) if personal else 1)
-    evaluated += (
-        train * float(experiment.data.validation) if experiment.record.validation else 0
-    ) + (cohort * test if experiment.record.local else 0)
+    evaluated += train * float(experiment.data.validation) if experiment.record.validation else 0
+    if experiment.record.local:
+        every = experiment.record.local_every or experiment.record.every
+        evaluated += cohort * test * experiment.record.every / every
     evaluated += 3 * cohort * rows if experiment.record.examples else 0
     work = network.operations * (
         3 * rounds * (factor * trained + server_rows) + evaluations * evaluated

@@ -155,20 +155,23 @@ def _describe_drift(run: Run) -> str:
     return f"{run.config.drift.schedule}{f' ({held})' if held else ''}{notes}"
 
 
+def _describe_interval(rounds: int) -> str:
+    return "every round" if rounds == 1 else f"every {rounds} rounds and after the last"
+
+
 def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
     """Which model is evaluated on what; `sizes` caches the size of the test set by data."""
     data = run.config.data.name
     if data not in sizes:
         sizes[data] = _count_test_examples(run)
     size = f" of {sizes[data]:,} examples" if sizes[data] else ""
-    every = (
-        "every round"
-        if run.config.record.every == 1
-        else f"every {run.config.record.every} rounds and after the last"
-    )
+    record = run.config.record
+    every = _describe_interval(record.every)
+    if record.local and record.local_every:
+        every += f"; the clients' models after round 1, {_describe_interval(record.local_every)}"
     also = (
         "; and on the validation examples of all clients"
-        if run.config.record.validation and run.config.data.validation
+        if record.validation and run.config.data.validation
         else ""
     )
     if primary_model(run) == "personal":

@@ -40,12 +40,24 @@ class Evaluator:
         self.success = attack_success(experiment.task, experiment.dataset, experiment.adversary)
 
     def should_evaluate(self, round: int) -> bool:
-        """Every `record.every` rounds, in the last one of a time step, and in the last of all."""
-        return (
-            round % self.config.record.every == 0
-            or round % self.config.rounds == 0
-            or round == self.last_round
-        )
+        """Every `record.every` rounds, in the last one of a time step, in the last of all, and
+        where the clients' models are evaluated.
+        """
+        return self._is_due(round, self.config.record.every) or self.should_evaluate_local(round)
+
+    def should_evaluate_local(self, round: int) -> bool:
+        """With `record.local`: in every round that is evaluated, or, with `record.local_every`,
+        in round 1 and every so many rounds.
+        """
+        record = self.config.record
+        if not record.local:
+            return False
+        if not record.local_every:
+            return self._is_due(round, record.every)
+        return round == 1 or self._is_due(round, record.local_every)
+
+    def _is_due(self, round: int, every: int) -> bool:
+        return round % every == 0 or round % self.config.rounds == 0 or round == self.last_round
 
     @property
     def splits(self) -> list[str]:
@@ -97,7 +109,7 @@ class ServerEvaluator(Evaluator):
     def before_training(self, state: RunState, time_step: int) -> list[Record]:
         """Counts of the global models before local training, to compare local models with."""
         round, records = state.round + 1, list[Record]()
-        if not (self.config.record.local and self.should_evaluate(round)):
+        if not self.should_evaluate_local(round):
             return records
         # the models are the same, but the number of clients in each concept has changed
         if time_step != state.time_step:
@@ -126,18 +138,20 @@ class ServerEvaluator(Evaluator):
             shares: [k] of each client in the aggregation.
         """
         columns = {"round": state.round + 1, "time_step": time_step}
-        record, records = self.config.record, list[Record]()
-        if not ((record.local or record.examples) and self.should_evaluate(columns["round"])):
+        records, local = list[Record](), self.should_evaluate_local(columns["round"])
+        examples = self.config.record.examples and self.should_evaluate(columns["round"])
+        if not (local or examples):
             return records
         models = local_models()
-        if record.examples:
+        if examples:
             used = state.models_used_by(clients)
-            before, local = columns | {"moment": "before"}, columns | {"moment": "local"}
             records += [
-                self.score_examples(state.models, used, clients, before),
-                self.score_examples(models, np.arange(len(clients)), clients, local),
+                self.score_examples(state.models, used, clients, columns | {"moment": "before"}),
+                self.score_examples(
+                    models, np.arange(len(clients)), clients, columns | {"moment": "local"}
+                ),
             ]
-        if not record.local:
+        if not local:
             return records
         scores = self.engine.score(models, "test")
         for (number, concept), loss in np.ndenumerate(scores.loss.numpy()):
@@ -151,7 +165,7 @@ class ServerEvaluator(Evaluator):
             confusion = scores.confusion[number, concept].numpy()
             records.append(ModelCounts(confusion, float(loss), columns | model_columns))
         holders = clients[self.population.at(time_step).valid.sizes[clients] > 0]
-        holders = holders[: record.cross]
+        holders = holders[: self.config.record.cross]
         if "valid" in self.splits and len(holders):
             records += self._cross_client_counts(state, models, clients, holders, columns)
         return records

@@ -113,7 +113,7 @@ class PeerEvaluator(Evaluator):
         recorded, on single training examples.
         """
         records: list[Record] = []
-        if self.config.record.local:
+        if self.should_evaluate_local(columns["round"]):
             concepts = self.population.at(columns["time_step"]).cluster[trained]
             scores = self.engine.score_pairs(
                 models, trained, concepts, "test", columns["time_step"]
