@@ -100,6 +100,7 @@ class FederatedRound:
         self, state: RunState, work: ClientWork, replies: Reply, updates: Updates
     ) -> None:
         clients = replies.client.cpu().numpy()
+        # not every client of the cohort has replied
         start = models_for(state, clients) if work.per_client_start else work.start
         local_models = functools.partial(
             server_step.local_models, start, replies, stacked=work.per_client_start
@@ -162,6 +163,7 @@ def update_servers(
                 state.global_models[number],
                 own_replies,
                 work.round,
+                # model 0 draws what a single global model would
                 work.key if number == 0 else work.key.fold_in("model", number),
                 work.optimizer_hparams,
                 engine,
@@ -188,6 +190,11 @@ def _store_updates(state: RunState, updates: Updates, replies: Reply) -> RunStat
         updates[number].server if number in updates else server
         for number, server in enumerate(state.global_models)
     ]
+    # a model whose aggregation failed has not used its clients' replies
+    used = np.isin(state.models_used_by(replies.client.cpu().numpy()), list(updates))
+    if not used.all():
+        index = torch.from_numpy(np.flatnonzero(used))
+        replies = replies.select(index.to(replies.client.device))
     return replace(
         state,
         server=servers[0],
