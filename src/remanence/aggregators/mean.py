@@ -35,7 +35,7 @@ def finalize_sum(total: Tree, srv: ServerContext) -> Params:
 
 def apply_delta(params: Params, delta: Params) -> Params:
     """The parameters after the step; those that no client sent stay where they are."""
-    return params | pytree.add(delta, params)
+    return params | pytree.add(delta, params)  # the result has the names of delta
 
 
 mean = Aggregate(partial_sum, finalize_sum, is_decomposable=True)

@@ -87,7 +87,8 @@ class BoundHook:
         scoped = scope_context(ctx, self.name)
         if self.reads_label_counts or not isinstance(ctx, Context):
             return scoped
-        if not isinstance(ctx.stats, ClientStats):  # hidden already
+        # per-example gradients hide all statistics (training/per_example.py)
+        if not isinstance(ctx.stats, ClientStats):
             return scoped
         return scoped._replace(stats=WithoutLabelCounts(self.name, ctx.stats))
 
@@ -154,9 +155,9 @@ class ComposedMethod:
         """The part that fills a slot; None where no part does."""
         return next((p for p in self.parts if getattr(p, slot) is not None), None)
 
-    def trackers(self, half: str) -> list[BoundHook]:
-        """One half, `init` or `step`, of every tracker."""
-        return [BoundHook(p, getattr(track, half)) for p, track in self._filled("step_tracker")]
+    def trackers(self, function: str) -> list[BoundHook]:
+        """The function `init` or `step` of every tracker."""
+        return [BoundHook(p, getattr(track, function)) for p, track in self._filled("step_tracker")]
 
     def optimizer(self) -> Optimizer | None:
         """A part's optimizer, bound to the part's subtree; None where no part fills the slot."""
@@ -173,6 +174,7 @@ class ComposedMethod:
     def _filled(self, slot: str) -> Iterator[tuple[Part, Any]]:
         for p in self.parts:
             value = getattr(p, slot)
+            # a named tuple is one value
             if isinstance(value, tuple) and not hasattr(value, "_fields"):
                 yield from ((p, item) for item in value)
             elif value is not None:

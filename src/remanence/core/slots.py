@@ -32,10 +32,10 @@ Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
 LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
 
-# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It loops over
-# the names of `params` and looks no name up in ctx.client_state, because `ops.effective_steps`
-# calls it with a model of a single parameter. A term that needs client state by name is a
-# transform; the recorded loss and `ops.grad` then leave it out
+# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must loop
+# over the names of `params` and must not look up others in ctx.client_state, because
+# `ops.effective_steps` calls it with a model of a single parameter. A term that needs client state
+# by name is a transform; the recorded loss and `ops.grad` then leave it out
 Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
@@ -111,7 +111,7 @@ class Aggregate(NamedTuple):
 ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; later normalized to sum 1
 
 # (all params, delta of those that clients send, srv) -> all params, the part's complete state.
-# State that this step needs is updated here
+# A server optimizer updates its state, such as momentum, here: update_server_state runs too late
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
 # -> the part's complete state. It runs after the new model is made, too late to change it
@@ -180,7 +180,8 @@ class Part:
     name: str
     # arguments of the constructor, recorded by `@part`
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    # numbers that functions read as tensors: ctx.hyper, srv.hyper
+    # numbers that functions read as tensors: ctx.hyper, srv.hyper; runs that differ only in these
+    # can train in one stack
     hyper: Mapping[str, float] = field(default_factory=dict)
     # arguments that change which operations run; functions read them as Python values
     static: tuple[str, ...] = ()

@@ -7,8 +7,8 @@
 - `downloads.py` (addresses and hashes), `fetch.py`, `http_download.py`: `remanence data fetch`.
   `files.py` finds the files of a dataset.
 - `partitions.py`, `structured_partitions.py`: which client gets which training examples;
-  `splits.py`: public, validation and test sets; `split_train_valid` makes the data of clients that
-  do not drift from a partition.
+  `splits.py`: public, validation and test sets; without drift, `split_train_valid` splits each
+  client's examples of the partition into training and validation examples.
 - `population.py`: `ClientData`, the examples of every client at one time step.
 - `drift_schedules.py`: the cluster of each client at each time step. `concepts.py`: the data
   distribution of each cluster, written with `concept_rules.py`; `cluster_options.py` parses their

@@ -171,6 +171,7 @@ class VectorizedEngine(StackEvaluator):
         if dims.start.params is None:
             params = pytree.broadcast(ctx.start.params, len(ctx.client))
             ctx = ctx._replace(start=ModelState(params, ctx.start.buffers))
+        # without hooks the function only merges dictionaries, which is right for a stack, too
         return function(rows, ctx)
 
     def _client_final(

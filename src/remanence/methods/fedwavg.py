@@ -117,7 +117,7 @@ def init_client_state(start: ModelState, stats: ClientStats, info: TaskInfo) -> 
 
 
 def last_local_model(ctx: Context) -> ModelState:
-    # without buffers the branch is absent from the stored state
+    # the state of a model without buffers has no such branch
     return ModelState(ctx.client_state["params"], ctx.client_state.get("buffers", {}))
 
 

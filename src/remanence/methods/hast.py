@@ -9,10 +9,12 @@ algorithm 4, whose lines have no numbers.
     S_rand <- m random clients                  peers.candidates  probe
     s <- UpdateSimilarities(S_rand, w)          peers.select      decide, similarity.update
     w <- FedAvg of all layers (S_rand and k)    peers.select      decide, first PeerAverage
-    S_sim <- WeightedSampling(m, s)             peers.select      decide, sample_weighted
+    S_sim <- WeightedSampling(m, s)             peers.select      decide, sample_weighted; by last
+                                                                  round's s unless fresh=True
     w_phi <- FedAvg of classifier (S_sim and k) peers.select      decide, second PeerAverage
     w <- LocalTraining(w)                       phases            fine_tune, first phase
-    w_phi <- LocalTraining(w_phi)               phases            fine_tune, second phase
+    w_phi <- LocalTraining(w_phi)               phases            fine_tune, second phase;
+                                                                  accept=validation_improves
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ def hast(
     Args:
         peers: m, of each kind.
         tau: How strongly similar peers are preferred.
-        depth: Layers of the classifier, counted from the output; 0 gives Random. With all layers
-            HAST is DAC with an average over random peers before it.
+        depth: Layers of the classifier, counted from the output; 0 is the method `random`. With all
+            layers HAST is DAC with an average over random peers before it.
         finetune_epochs: Epochs that train the classifier alone, kept only if they lower the
             validation loss.
         fresh: Sample similar peers by this round's similarities, as in algorithm 4. The default is
@@ -130,7 +132,7 @@ def fine_tune(depth: int, finetune_epochs: int, phase: Phase) -> tuple[Phase, ..
 
 def classifier(info: TaskInfo, depth: int) -> tuple[str, ...]:
     """The parameters of the last layers."""
-    layers: Sequence[Sequence[str]] = info.layers[:depth]
+    layers: Sequence[Sequence[str]] = info.layers[:depth]  # counted from the output
     return tuple(name for layer in layers for name in layer)
 
 

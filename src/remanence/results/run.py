@@ -29,18 +29,16 @@ if TYPE_CHECKING:
 
     from remanence.results.ledger import Ledger
 
-EXPERIMENT, METRICS, LEDGER, CONFUSIONS, EXAMPLES, PEERS, REPORT, CHECKPOINTS, COMPARISON, RUNS = (
-    "experiment.toml",
-    "metrics.jsonl",
-    "ledger.bin",
-    "confusion.bin",
-    "examples.bin",
-    "peers.bin",
-    "report.html",
-    "checkpoints",
-    "compare.toml",
-    "runs",
-)
+EXPERIMENT = "experiment.toml"
+METRICS = "metrics.jsonl"
+LEDGER = "ledger.bin"
+CONFUSIONS = "confusion.bin"
+EXAMPLES = "examples.bin"
+PEERS = "peers.bin"
+REPORT = "report.html"
+CHECKPOINTS = "checkpoints"
+COMPARISON = "compare.toml"
+RUNS = "runs"
 LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
 METADATA = "about"  # the table of experiment.toml that holds choices and data, not settings
 

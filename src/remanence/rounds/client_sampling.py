@@ -61,4 +61,5 @@ def oversample(wanted: int, over_selection: float, available: int) -> int:
             f"round.over_selection={over_selection} would sample fewer clients than are wanted:"
             " give 1 or more, such as 1.3"
         )
+    # in floating point 10 * 1.1 is slightly above 11
     return min(available, math.ceil(wanted * over_selection - 1e-9))

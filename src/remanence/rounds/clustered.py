@@ -30,15 +30,15 @@ def reassign_clients(
     clients, count = task.info.num_clients, len(state.global_models)
     which, owners = np.tile(np.arange(count), clients), np.repeat(np.arange(clients), count)
     scores = engine.score_pairs(models, which, owners, "train", time_step)
-    values = scores.mean_loss().numpy()
+    costs = scores.mean_loss().numpy()
     if part.model_assignment.measure == "accuracy":
         confusion = scores.confusion.numpy()
-        values = 1 - np.trace(confusion, axis1=1, axis2=2) / confusion.sum(axis=(1, 2))
-    values = np.where(np.isfinite(values), values, np.inf).reshape(clients, count)
+        costs = 1 - np.trace(confusion, axis1=1, axis2=2) / confusion.sum(axis=(1, 2))
+    costs = np.where(np.isfinite(costs), costs, np.inf).reshape(clients, count)
     sizes = task.population.at(time_step).train.sizes
     hyper = task.hparam_tensors().get(part.name, {})
     decision = part.model_assignment.decide(
-        values,
+        costs,
         state.models_used_by(np.arange(clients)),
         sizes,
         state.assignment_state[part.name],

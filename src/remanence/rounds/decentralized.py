@@ -128,7 +128,11 @@ class DecentralizedRound:
         replies, rejections = train_clients(experiment, self.engine, work)
         models = _scatter_models(client_models.models, client_models.models, replies)
         client_models = update_early_stopping(
-            self.engine, replace(client_models, models=models), clients, 0, 0
+            self.engine,
+            replace(client_models, models=models),
+            clients,
+            time_step=0,
+            patience=0,
         )
         return _store(state, state.round, state.time_step, client_models, replies), rejections
 
@@ -214,7 +218,9 @@ def _client_models(state: RunState) -> ClientModels:
 
 
 def _scatter_models(models: ModelState, start: ModelState, replies: Reply | None) -> ModelState:
-    """All models, with the trained ones in place; a client without a reply keeps what it had."""
+    """All models, with the trained ones in place. A client that did not train keeps its model: a
+    rejected one that from before the averaging, a late one the average.
+    """
     if replies is None:
         return models
     index = replies.client

@@ -27,7 +27,7 @@ def update_early_stopping(
     Args:
         engine: Evaluates the models.
         client_models: After training.
-        clients: The clients that took part in the round.
+        clients: The clients that took part in the round, also late and rejected ones.
         time_step: Of the round.
         patience: A client stops after more than this many rounds without a better model; 0: it
             never stops. A client without validation examples keeps its last model and never stops.
@@ -37,7 +37,7 @@ def update_early_stopping(
     scores = engine.score_pairs(client_models.models, clients, clients, "valid", time_step)
     index = torch.from_numpy(clients)
     loss = scores.mean_loss()
-    # a NaN loss counts as better only where the client has no validation examples
+    # a client without validation examples has the loss NaN, and its newest model is kept
     without_examples = scores.confusion.sum(dim=(1, 2)) == 0
     better = (loss < client_models.best_loss[index]) | without_examples
     improved = index[better]

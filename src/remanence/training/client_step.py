@@ -184,6 +184,7 @@ def client_final(
     for hook in task.method.hooks("on_client_end"):
         returned = hook(ctx._replace(client_state=client_state), trained, ops)
         changed, more = check_pair(hook, "on_client_end", returned, RETURNS)
+        # what the part keeps, and what on_client_start added for this round
         known = {**client_state.get(hook.name, {}), **initial_state.get(hook.name, {})}
         if unknown := sorted(set(pytree.flatten(changed)) - set(pytree.flatten(known))):
             raise TypeError(

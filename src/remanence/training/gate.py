@@ -1,7 +1,8 @@
 """Checks what clients send before any of it reaches a model.
 
 Every reply is checked between the engine and the aggregation, and so are the losses of peers'
-models. A rejected reply changes neither the global model nor the client's own state. A
+models. A rejected reply changes neither the global model, nor the client's state, nor, without a
+server, the client's model, which stays as it was before the averaging. A
 chunk with wrong names, shapes or dtypes is rejected whole; values, weights, rounds and norms are
 checked client by client.
 """

@@ -13,7 +13,8 @@ from remanence.core.pytree import Params, Tree
 from remanence.core.remote_params import RemoteParams, to_meta
 from remanence.core.types import ModelState, Reply
 
-# a reply is oversized beyond twice the expected bytes plus these; less is a wrong name or dtype
+# a reply above 2 x the expected bytes + SIZE_SLACK is rejected as oversized; the parts of a smaller
+# one are compared name by name
 SIZE_SLACK = 1 << 16
 
 
