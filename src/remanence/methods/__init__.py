@@ -1,7 +1,7 @@
 """The methods, one file each.
 
-    one global model    fedavg, fedprox, scaffold, fednova, moon, fedntd, fedreg, fedwavg, feddf,
-                        flashback, frozen_head, server_optimizers
+    one global model    fedavg, fedprox, scaffold, feddyn, fednova, moon, fedntd, fedreg, fedwavg,
+                        feddf, flashback, frozen_head, server_optimizers
     personal models     fedbn, fedbabu
     several models      feddrift
     without a server    dac, hast, gossip
@@ -28,6 +28,7 @@ from remanence.methods.fedbabu import fedbabu
 from remanence.methods.fedbn import fedbn
 from remanence.methods.feddf import feddf
 from remanence.methods.feddrift import feddrift
+from remanence.methods.feddyn import feddyn
 from remanence.methods.fednova import fednova
 from remanence.methods.fedntd import fedntd
 from remanence.methods.fedprox import fedprox
@@ -61,6 +62,7 @@ __all__ = [
     "fedbn",
     "feddf",
     "feddrift",
+    "feddyn",
     "fednova",
     "fedntd",
     "fedprox",
@@ -88,6 +90,7 @@ METHODS: dict[str, Callable[..., Part]] = {
     "fedbn": fedbn,
     "feddf": feddf,
     "feddrift": feddrift,
+    "feddyn": feddyn,
     "fednova": fednova,
     "fedntd": fedntd,
     "fedprox": fedprox,
