@@ -12,7 +12,7 @@ import pytest
 from remanence import extend
 from remanence.core.declarations import REPLY
 from remanence.core.types import Reply
-from remanence.methods import PARTS
+from remanence.methods import METHODS, PARTS
 
 SOURCE = Path(__file__).parents[1] / "src" / "remanence"
 # where parts are defined, and where experiments and benchmark jobs that use them are
@@ -30,6 +30,14 @@ def test_every_name_is_there() -> None:
         assert getattr(extend, name) is not None
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = extend.no_such_name
+
+
+# methods without a server have a page of their own
+@pytest.mark.parametrize("pages", [["README.md"], ["docs/methods.md", "docs/drift.md"]])
+def test_every_method_is_named_on_the_pages(pages: list[str]) -> None:
+    root = SOURCE.parents[1]
+    text = "".join((root / page).read_text(encoding="utf-8") for page in pages)
+    assert [name for name in METHODS if f"`{name}" not in text] == []
 
 
 def test_remanence_does_not_import_it() -> None:

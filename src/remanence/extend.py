@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from remanence.aggregators.mean import uniform_weights
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
@@ -132,6 +133,7 @@ __all__ = [
     "part",
     "pytree",
     "rng",
+    "uniform_weights",
 ]
 
 

@@ -108,10 +108,13 @@ class Aggregate(NamedTuple):
     is_decomposable: bool = False
 
 
-ClientWeights = Callable[[Reply, ServerContext], Tensor]  # -> [k]; later normalized to sum 1
+# -> [k]; later normalized to sum 1. `aggregators.mean.uniform_weights` weights all clients equally
+ClientWeights = Callable[[Reply, ServerContext], Tensor]
 
 # (all params, delta of those that clients send, srv) -> all params, the part's complete state.
-# A server optimizer updates its state, such as momentum, here: update_server_state runs too late
+# A server optimizer updates its state, such as momentum, here: update_server_state runs too late.
+# `delta` is the aggregated update: with `uniform_weights` and the mean, srv.num_replies * delta is
+# the sum of the clients' updates
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
 # -> the part's complete state. It runs after the new model is made, too late to change it

@@ -90,7 +90,7 @@ class BuiltExperiment:
     def client_stats(self, clients: np.ndarray, time_step: int) -> ClientStats:
         """Sizes and label counts of clients at a time step. -> [k, ...]"""
         info = self.task.info
-        if self.task.clients_remote:  # known to the sites alone
+        if self.task.clients_remote:  # label counts are known to the sites alone
             return ClientStats(
                 torch.zeros(len(clients)), torch.zeros(len(clients), info.num_classes)
             )

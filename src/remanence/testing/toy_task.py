@@ -20,6 +20,7 @@ from remanence.core import pytree
 from remanence.core.compose import parse_method
 from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.engine import ClientWork, Engine
+from remanence.core.errors import InputError
 from remanence.core.model import init_module
 from remanence.core.pytree import Params, Tree, weighted_mean
 from remanence.core.rng import Key
@@ -195,6 +196,11 @@ def run_rounds(
     """The whole round loop on an engine -> the state after the rounds, and the metrics of
     each.
     """
+    if rounds > experiment.config.total_rounds:
+        raise InputError(
+            f"the experiment has {experiment.config.total_rounds} rounds, and {rounds} are asked"
+            " for: set its rounds"
+        )
     state, lines = first_state(experiment), []
     with (
         tempfile.TemporaryDirectory() as folder,
