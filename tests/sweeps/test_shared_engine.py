@@ -170,7 +170,7 @@ def test_batch_norm_is_never_padded() -> None:
 
 
 def test_one_run_that_fails_is_named_and_the_others_are_told_to_stop() -> None:
-    good, bad = (small_experiment("fedavg", {"seed": seed}) for seed in (1, 2))
+    good, bad = (small_experiment("fedavg", {"seed": seed, "rounds": 500}) for seed in (1, 2))
     batcher = RunBatcher(lambda experiment: VectorizedEngine(experiment.task))
 
     def fail() -> None:

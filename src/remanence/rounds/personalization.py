@@ -48,6 +48,7 @@ def finetune_task(task: TrainingTask) -> TrainingTask | None:
         return Part(
             p.name,
             hyper=p.hyper,
+            reads_label_counts=p.reads_label_counts,
             loss=p.loss,
             optimizer=p.optimizer,
             phases=(lambda _: phases) if p is part else None,
