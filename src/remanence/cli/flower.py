@@ -146,5 +146,5 @@ def require_flower() -> None:
         import flwr  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f'a federation needs the package flwr ({error}): pip install "remanence[flower]"'
+            f'a federation needs the package flwr ({error}): pip install "remanence-fl[flower]"'
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,12 +18,16 @@ from remanence.cli.runs import compare, resume, run
 from remanence.core.errors import INTERRUPTED, RemanenceError
 from remanence.version import __version__
 
+# typer has a copy of click of its own since 0.26: the class must be the one that it raises
+UsageError: Any = typer.BadParameter.__base__
+
 app = typer.Typer(
     help="Federated and decentralized learning on data that differ and drift: measure what the"
     " models forget, and prevent it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    suggest_commands=not UsageError.__module__.startswith("click."),  # click itself suggests, too
     rich_markup_mode="rich",
 )
 
@@ -102,8 +106,6 @@ app.add_typer(flower_app, name="flower")
 
 def main() -> None:
     """Entry point. A mistake of the user is one sentence and exit code 2, never a traceback."""
-    import click
-
     try:
         # typer turns Ctrl-C and typer.Exit into a return value instead of raising
         code = app(standalone_mode=False) or 0
@@ -112,12 +114,12 @@ def main() -> None:
     except RemanenceError as error:
         print(f"remanence: {error}", file=sys.stderr)
         code = error.exit_code
-    except click.exceptions.Exit as error:
+    except typer.Exit as error:
         code = error.exit_code
-    except click.ClickException as error:
+    except UsageError as error:
         error.show()
         code = error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         print("remanence: stopped", file=sys.stderr)
         code = INTERRUPTED
     except BrokenPipeError:  # the process that reads our output has ended
