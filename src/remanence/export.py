@@ -197,7 +197,7 @@ def _write_onnx(model: nn.Module, example: torch.Tensor, path: Path) -> None:
         import onnxscript  # noqa: F401
     except ImportError:
         raise InputError(
-            "writing ONNX needs two more packages: pip install 'remanence[onnx]'"
+            "writing ONNX needs two more packages: pip install 'remanence-fl[onnx]'"
         ) from None
     batch = torch.export.Dim("batch")
     torch.onnx.export(

@@ -247,7 +247,7 @@ def test_too_many_pixels_in_all_are_refused(
 def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_classes(tmp_path, {"a": 2, "b": 2})
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(InputError, match=r"pip install 'remanence\[images\]'"):
+    with pytest.raises(InputError, match=r"pip install 'remanence-fl\[images\]'"):
         load_dataset("folder", {"path": str(tmp_path)}, None)
 
 

@@ -61,7 +61,7 @@ from remanence.testing.toy_task import (
 )
 
 ray = pytest.importorskip(
-    "ray", reason="the package ray is not installed (the extra remanence[ray])"
+    "ray", reason="the package ray is not installed (the extra remanence-fl[ray])"
 )
 pytestmark = [
     # Ray leaves its own log files and sockets to the garbage collector
@@ -452,7 +452,7 @@ def test_tokens_are_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(
-        InputError, match=r"engine ray needs the package ray .*pip install \"remanence\[ray\]\""
+        InputError, match=r"engine ray needs the package ray .*pip install \"remanence-fl\[ray\]\""
     ):
         RayEngine(small_experiment("fedavg").task)
 

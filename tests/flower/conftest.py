@@ -17,7 +17,7 @@ from remanence.flower.processes import Federation
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     pytest.importorskip(
-        "flwr", reason="the package flwr is not installed (the extra remanence[flower])"
+        "flwr", reason="the package flwr is not installed (the extra remanence-fl[flower])"
     )
     folder = tmp_path_factory.mktemp("federation")
     federation = Federation(folder, environment=ENVIRONMENT)

@@ -50,11 +50,18 @@ def test_an_app_has_both_ends_and_the_experiment(tmp_path: Path) -> None:
     )
 
 
+def test_an_app_depends_on_flower_alone(tmp_path: Path) -> None:
+    write_app(tmp_path / "ward", [write_experiment(tmp_path)])
+    app = tomllib.loads((tmp_path / "ward" / "pyproject.toml").read_text())
+    ours = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert app["project"]["dependencies"] == ours["project"]["optional-dependencies"]["flower"]
+
+
 # Flower's own use of pathspec
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
 def test_flower_accepts_the_app(tmp_path: Path) -> None:
     pytest.importorskip(
-        "flwr", reason="the package flwr is not installed (the extra remanence[flower])"
+        "flwr", reason="the package flwr is not installed (the extra remanence-fl[flower])"
     )
     from flwr.cli.build import build_fab_from_disk
     from flwr.cli.config_utils import load_and_validate
@@ -89,7 +96,7 @@ def test_what_cannot_become_an_app_raises_an_error(tmp_path: Path) -> None:
 def test_certificates_are_valid_for_their_hosts_and_keys_are_private(tmp_path: Path) -> None:
     pytest.importorskip(
         "cryptography",
-        reason="the package cryptography is not installed (it comes with remanence[flower])",
+        reason="the package cryptography is not installed (it comes with remanence-fl[flower])",
     )
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -78,7 +78,7 @@ def test_a_node_without_a_site_file_raises_an_error() -> None:
 
 def test_a_message_survives_flower_and_damage_is_declined(tmp_path: Path) -> None:
     pytest.importorskip(
-        "flwr", reason="the package flwr is not installed (the extra remanence[flower])"
+        "flwr", reason="the package flwr is not installed (the extra remanence-fl[flower])"
     )
     import numpy as np
     from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict

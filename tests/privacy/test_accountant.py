@@ -27,7 +27,7 @@ from remanence.privacy.guarantees import ClientGuarantee
 
 needs_accounting = pytest.mark.skipif(
     find_spec("dp_accounting") is None,
-    reason="the package dp-accounting is not installed (the extra remanence[dp])",
+    reason="the package dp-accounting is not installed (the extra remanence-fl[dp])",
 )
 DELTA = 1e-5
 
@@ -264,6 +264,6 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     for name in ("dp_accounting", "dp_accounting.pld"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
-        InputError, match=r"needs the package dp-accounting .*pip install \"remanence\[dp\]\""
+        InputError, match=r"needs the package dp-accounting .*pip install \"remanence-fl\[dp\]\""
     ):
         require_accounting()

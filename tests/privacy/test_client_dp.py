@@ -353,7 +353,7 @@ def test_settings_that_cannot_be(arguments: dict[str, Any], words: str) -> None:
 def test_a_budget_needs_the_accountant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
-    with pytest.raises(InputError, match=r"pip install \"remanence\[dp\]\""):
+    with pytest.raises(InputError, match=r"pip install \"remanence-fl\[dp\]\""):
         dp(budget=3)
     dp()  # without one there is nothing to account for
 
@@ -376,7 +376,7 @@ def test_what_a_run_promises() -> None:
 
 @pytest.mark.skipif(
     find_spec("dp_accounting") is None,
-    reason="the package dp-accounting is not installed (the extra remanence[dp])",
+    reason="the package dp-accounting is not installed (the extra remanence-fl[dp])",
 )
 def test_an_adaptive_clip_costs_no_more() -> None:
     fixed, adaptive = (

@@ -51,7 +51,7 @@ from remanence.testing.toy_task import (
 
 needs_opacus = pytest.mark.skipif(
     find_spec("opacus") is None,
-    reason="the package opacus is not installed (the extra remanence[dp])",
+    reason="the package opacus is not installed (the extra remanence-fl[dp])",
 )
 IMAGES = {
     "data.name": "synthetic(samples=96, classes=4, shape='2x6x6', test=0.25)",

@@ -27,7 +27,7 @@ from remanence.report.theme import Figure, layout, percent_axis
 from remanence.results.run import load
 
 matplotlib = pytest.importorskip(
-    "matplotlib", reason="matplotlib is not installed: pip install 'remanence[figures]'"
+    "matplotlib", reason="matplotlib is not installed: pip install 'remanence-fl[figures]'"
 )
 
 from remanence.report.to_matplotlib import COLUMN, PAGE, STYLE, to_matplotlib  # noqa: E402
@@ -329,7 +329,7 @@ def test_mistakes_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match="at least one run"):
         write_figures([], tmp_path / "figures")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(InputError, match=re.escape("pip install 'remanence[figures]'")):
+    with pytest.raises(InputError, match=re.escape("pip install 'remanence-fl[figures]'")):
         write_figures([run], tmp_path / "figures")
     assert not (tmp_path / "figures").exists()
 

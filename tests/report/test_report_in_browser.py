@@ -22,7 +22,7 @@ def browser() -> Iterator[Any]:
     if not CHROMIUM.exists():
         pytest.skip(f"no Chromium at {CHROMIUM}: on Debian, apt-get install chromium")
     playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'remanence[dev]'"
+        "playwright.sync_api", reason="playwright is not installed: pip install 'remanence-fl[dev]'"
     )
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])

@@ -64,7 +64,7 @@ def test_hostile_names_become_harmless(tmp_path: Path) -> None:
 
 def test_tensorboard_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip(
-        "tensorboard", reason="tensorboard is not installed: pip install 'remanence[track]'"
+        "tensorboard", reason="tensorboard is not installed: pip install 'remanence-fl[track]'"
     )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -100,10 +100,12 @@ def test_tensorboard_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow about what it uses itself
 def test_mlflow_round_trip(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'remanence[mlflow]'")
+    pytest.importorskip(
+        "mlflow", reason="mlflow is not installed: pip install 'remanence-fl[mlflow]'"
+    )
     pytest.importorskip(
         "sqlalchemy",
-        reason="mlflow is installed without its database: pip install 'remanence[mlflow]'",
+        reason="mlflow is installed without its database: pip install 'remanence-fl[mlflow]'",
     )
     from mlflow.tracking import MlflowClient
 
@@ -134,9 +136,9 @@ def test_mistakes_get_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match="no recorded round yet"):
         export_scalars([Run(tmp_path / "empty")], tmp_path / "out", "mlflow")
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(InputError, match=re.escape("pip install 'remanence[track]'")):
+    with pytest.raises(InputError, match=re.escape("pip install 'remanence-fl[track]'")):
         export_scalars([run], tmp_path / "out", "tensorboard")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=re.escape("pip install 'remanence[mlflow]'")):
+    with pytest.raises(InputError, match=re.escape("pip install 'remanence-fl[mlflow]'")):
         export_scalars([run], tmp_path / "out", "mlflow")
     assert not (tmp_path / "out").exists()

@@ -218,7 +218,7 @@ def test_a_table_for_pandas(tmp_path: Path) -> None:
 
 def test_without_pandas_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
-    with pytest.raises(InputError, match=r"pip install 'remanence\[parquet\]'"):
+    with pytest.raises(InputError, match=r"pip install 'remanence-fl\[parquet\]'"):
         Ledger.read(write(tmp_path / "ledger.bin", record())).to_pandas()
 
 

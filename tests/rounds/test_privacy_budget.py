@@ -38,11 +38,11 @@ from remanence.testing.toy_task import SMALL, drifting_experiment, small_experim
 
 needs_accounting = pytest.mark.skipif(
     find_spec("dp_accounting") is None,
-    reason="the package dp-accounting is not installed (the extra remanence[dp])",
+    reason="the package dp-accounting is not installed (the extra remanence-fl[dp])",
 )
 needs_opacus = pytest.mark.skipif(
     find_spec("opacus") is None,
-    reason="the package opacus is not installed (the extra remanence[dp])",
+    reason="the package opacus is not installed (the extra remanence-fl[dp])",
 )
 QUICK = {"local.epochs": 1, "clients.sample": 6}
 

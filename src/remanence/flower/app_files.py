@@ -11,8 +11,10 @@ import tomli_w
 from remanence.config import parse_experiment, read_file
 from remanence.core.errors import InputError
 from remanence.flower.server_app import DEFAULTS
-from remanence.version import __version__
 
+# Flower may install what an app depends on. The app does not name Remanence, which every machine has
+# installed by itself: nobody can then publish a package that sites would run.
+FLOWER = "flwr>=1.41,<1.42"
 SERVER = '''"""The ServerApp: runs the experiment files beside this one."""
 
 from pathlib import Path
@@ -108,7 +110,7 @@ def describe_app(name: str, package: str, experiments: list[str]) -> dict[str, o
             "version": "1.0.0",
             "description": "An experiment of Remanence on real sites.",
             "license": "Apache-2.0",
-            "dependencies": [f"remanence[flower]>={__version__}"],
+            "dependencies": [FLOWER],
         },
         "tool": {
             "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},

@@ -130,7 +130,7 @@ def require_accounting() -> None:
         import dp_accounting.pld  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f'an epsilon needs the package dp-accounting ({error}): pip install "remanence[dp]"'
+            f'an epsilon needs the package dp-accounting ({error}): pip install "remanence-fl[dp]"'
         ) from error
 
 

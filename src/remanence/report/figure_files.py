@@ -116,7 +116,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise InputError(
-            "figures for a paper need matplotlib: pip install 'remanence[figures]'"
+            "figures for a paper need matplotlib: pip install 'remanence-fl[figures]'"
         ) from None
 
 

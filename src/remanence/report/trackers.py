@@ -114,7 +114,7 @@ def write_tensorboard(run: Run, out: Path) -> Path:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise InputError(
-            "TensorBoard's files need one more package: pip install 'remanence[track]'"
+            "TensorBoard's files need one more package: pip install 'remanence-fl[track]'"
         ) from None
     folder = out / _name_run(run)
     if folder.exists() and any(folder.iterdir()):
@@ -145,7 +145,9 @@ def write_mlflow(run: Run, out: Path) -> Path:
         "MLFLOW_DISABLE_TELEMETRY", "true"
     )  # MLflow reports its use to its authors by default
     if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None:
-        raise InputError("an MLflow store needs one more package: pip install 'remanence[mlflow]'")
+        raise InputError(
+            "an MLflow store needs one more package: pip install 'remanence-fl[mlflow]'"
+        )
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.tracking import MlflowClient
 

@@ -193,7 +193,9 @@ class Ledger:
         try:
             import pandas
         except ImportError:
-            raise InputError("to_pandas needs pandas: pip install 'remanence[parquet]'") from None
+            raise InputError(
+                "to_pandas needs pandas: pip install 'remanence-fl[parquet]'"
+            ) from None
         classes = len(self.class_names)
         flat = {
             name: np.repeat(self.records[name], classes)
@@ -216,7 +218,7 @@ class Ledger:
             import pyarrow  # noqa: F401
         except ImportError:
             raise InputError(
-                "to_parquet needs pandas and pyarrow: pip install 'remanence[parquet]'"
+                "to_parquet needs pandas and pyarrow: pip install 'remanence-fl[parquet]'"
             ) from None
         content = io.BytesIO()
         self.to_pandas().to_parquet(content, index=False)

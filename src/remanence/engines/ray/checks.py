@@ -39,7 +39,7 @@ def require_ray() -> None:
         import ray  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f'engine ray needs the package ray ({error}): pip install "remanence[ray]"'
+            f'engine ray needs the package ray ({error}): pip install "remanence-fl[ray]"'
         ) from error
 
 
