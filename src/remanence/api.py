@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from remanence.config import (
 )
 from remanence.core.compose import describe
 from remanence.core.errors import InputError
+from remanence.core.files import folder_name
 from remanence.core.progress import make_progress
 from remanence.core.slots import Method, Part
 from remanence.data import from_dataset
@@ -172,6 +175,13 @@ def resume(
     return resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
 
 
+def dated_folder(label: str) -> Path:
+    """A new output folder `runs/DATE-LABEL`; the second one of a day ends in -2, and so on."""
+    name = f"{date.today()}-{folder_name(label)}"
+    candidates = (Path("runs", f"{name}-{i}" if i > 1 else name) for i in itertools.count(1))
+    return next(folder for folder in candidates if not folder.exists())
+
+
 def load_trusted(folder: str | Path, allow_code: bool) -> Run | Comparison:
     """Load a run or a comparison whose model will be built.
 
@@ -245,4 +255,4 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
     return objects, names
 
 
-__all__ = ["compare", "load_trusted", "resume", "run"]
+__all__ = ["compare", "dated_folder", "load_trusted", "resume", "run"]

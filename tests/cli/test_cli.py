@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,6 +163,26 @@ def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
     assert json.loads(lines[-1])["round"] >= int(saved.name.removeprefix("round-"))
 
 
+USAGE = {
+    "unknown flag": (["run", "--clinets", "5"], "--clients"),
+    "missing value": (["run", "--rounds"], "--rounds"),
+    "not a whole number": (["run", "--rounds", "abc"], "--rounds"),
+    "unknown command": (["lst"], "Did you mean 'list'?"),
+    "missing argument": (["resume"], "Missing argument"),
+    "unknown list": (["list", "methodss"], "did you mean methods?"),
+}
+
+
+@pytest.mark.parametrize("kind", USAGE)
+def test_a_usage_error_is_a_sentence(tmp_path: Path, kind: str) -> None:
+    arguments, words = USAGE[kind]
+    result = forked(*arguments, cwd=tmp_path)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert result.stderr.count(words) == 1, result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 MISTAKES = {
     "unknown method": (["--method", "fedporx"], "did you mean fedprox"),
     "unknown option": (["--method", "fedprox(mux=1)"], "did you mean mu?"),
@@ -222,8 +243,31 @@ def test_help_is_fast_and_lists_are_machine_readable() -> None:
         assert all(entry["description"] and entry["name"] for entry in entries), table
 
 
+def test_list_without_a_table_lists_the_tables() -> None:
+    printed = forked("list").stdout.splitlines()
+    assert [line.split()[2] for line in printed] == list(LISTS)
+    assert json.loads(forked("list", "--json").stdout) == LISTS
+
+
+def test_the_help_of_run_has_groups_and_defaults() -> None:
+    shown = " ".join(forked("run", "--help").stdout.replace("│", " ").split())
+    for words in ("Local training", "Recording", "Default: dirichlet(alpha=0.1).", "Default: 32."):
+        assert words in shown
+
+
+def test_runs_without_a_folder_get_one_with_the_date(tmp_path: Path) -> None:
+    command = ["run", "--method", "fedprox(mu=0.1)+wsm", *QUICK[:4], "--rounds", "1"]
+    for _ in range(2):
+        done = forked(*command, "--engine", "sequential", "--quiet", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    first, second = sorted((tmp_path / "runs").iterdir())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-fedprox-mu=0\.1-wsm", first.name)
+    assert second.name == f"{first.name}-2"
+    assert (second / "report.html").exists()
+
+
 def test_the_help_names_every_table() -> None:
-    assert (*TABLES, "engines") == LISTS
+    assert [*TABLES, "engines"] == list(LISTS)
 
 
 def test_data_show_and_check() -> None:

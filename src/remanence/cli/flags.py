@@ -8,9 +8,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
 from remanence import config
 
+# Groups of flags in --help, by the first part of a setting's key.
+PANELS = {
+    "data": "Data",
+    "clients": "Clients",
+    "drift": "Drift",
+    "peers": "Without a server",
+    "local": "Local training",
+    "round": "Rounds",
+    "rounds": "Rounds",
+    "attack": "Clients",
+    "record": "Recording",
+    "engine": "Machine",
+    "device": "Machine",
+    "precision": "Machine",
+    "deterministic": "Machine",
+}
 # These flags are parsed as TOML values: --sample is a number of clients or a fraction.
 PARSED_AS_TEXT = ("sample",)
 
@@ -56,9 +73,9 @@ def _flag(name: str) -> inspect.Parameter:
     kind = str if name in PARSED_AS_TEXT else _value_type(setting.annotation)
     option = typer.Option(
         "--" + name.replace("_", "-"),
-        help=setting.description,
+        help=_help(setting),
         show_default=False,
-        rich_help_panel="Experiment",
+        rich_help_panel=PANELS.get(config.FLAGS[name].partition(".")[0], "Experiment"),
     )
     return inspect.Parameter(
         name,
@@ -66,6 +83,14 @@ def _flag(name: str) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _help(setting: FieldInfo) -> str:
+    """The description of a setting with its default, unless it states the default in words."""
+    text, default = setting.description or "", setting.default
+    if default in (None, "") or "Default:" in text:
+        return text
+    return f"{text} Default: {'off' if default is False else default}."
 
 
 def _value_type(annotation: Any) -> type:

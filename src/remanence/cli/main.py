@@ -67,10 +67,19 @@ def bench(
 
 
 def list_(
-    table: Annotated[str, typer.Argument(help=f"Table: {', '.join(LISTS)}.")],
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"Table: {', '.join(LISTS)}. Default: the list of tables.", show_default=False
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the available methods, losses, models and so on, with options and defaults."""
+    if table is None:
+        lines = (f"remanence list {name:15s}{text}" for name, text in LISTS.items())
+        print(json.dumps(LISTS, indent=2) if as_json else "\n".join(lines))
+        return
     from remanence.cli.listing import print_entries
 
     print_entries(table, as_json)

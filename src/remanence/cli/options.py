@@ -8,27 +8,30 @@ from typing import Annotated
 import typer
 
 # The tables that `remanence list` prints. Written here, since the tables themselves import torch.
-LISTS = (
-    "methods",
-    "losses",
-    "aggregators",
-    "privacy",
-    "attacks",
-    "models",
-    "data",
-    "partitions",
-    "drifts",
-    "concepts",
-    "topologies",
-    "availabilities",
-    "speeds",
-    "optimizers",
-    "schedules",
-    "engines",
-)
+LISTS = {
+    "methods": "with a server and without",
+    "losses": "of local training, joined to a method by +",
+    "aggregators": "robust ones, joined to a method by +",
+    "privacy": "differential privacy, joined to a method by +",
+    "attacks": "by hostile clients",
+    "models": "networks",
+    "data": "datasets",
+    "partitions": "of the examples over clients",
+    "drifts": "schedules of changes of the data",
+    "concepts": "what changes when the data drift",
+    "topologies": "which clients can exchange models without a server",
+    "availabilities": "which clients are available in which rounds",
+    "speeds": "of clients",
+    "optimizers": "of the clients",
+    "schedules": "of the learning rate",
+    "engines": "how the clients of a round are trained",
+}
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs and comparisons.")]
-OutFolder = Annotated[Path, typer.Option("--out", help="Output folder.")]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option("--out", help="Output folder. Default: runs/DATE-METHOD.", show_default=False),
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option(

@@ -29,7 +29,7 @@ from remanence.core.errors import InputError
 def run(
     experiment: ExperimentFile = None,
     *,
-    out: OutFolder,
+    out: OutFolder = None,
     flags: dict[str, Any],
     set_: Sets = None,
     overwrite: Overwrite = False,
@@ -40,13 +40,13 @@ def run(
 ) -> None:
     """Run one experiment, from a file or by flags, and write its report."""
     base, changes = read_settings(experiment, flags, set_, allow_code)
-    config.parse_experiment(base, changes)  # finds mistakes before torch is imported
+    settings = config.parse_experiment(base, changes)  # finds mistakes before torch is imported
     from remanence import api
 
     done = api.run(
         base,
         set=changes,
-        out=out,
+        out=out or api.dated_folder(settings.method),
         overwrite=overwrite,
         quiet=quiet or as_json,
         time_limit=time_limit,
@@ -64,7 +64,7 @@ def compare(
             "--methods", help='Methods, separated by semicolons, such as "fedavg; fedavg+wsm".'
         ),
     ],
-    out: OutFolder,
+    out: OutFolder = None,
     flags: dict[str, Any],
     seeds: Annotated[
         str, typer.Option("--seeds", help="Number of seeds, or a list such as 0,7,42.")
@@ -105,7 +105,7 @@ def compare(
         seeds=_parse_seeds(seeds),
         grid=values,
         select=select,
-        out=out,
+        out=out or api.dated_folder("comparison"),
         overwrite=overwrite,
         batch_runs=batch_runs,
         quiet=quiet or as_json,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,3 +166,12 @@ def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> 
         with lock(folder):
             (SafePath(folder.parent) / folder.name).delete_folder()
     make_folder(folder)
+
+
+def folder_name(text: str) -> str:
+    """A name for a folder, made of letters, digits, dots and equals signs.
+
+    >>> folder_name("fedprox(mu=0.1)+wsm")
+    'fedprox-mu=0.1-wsm'
+    """
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-.")[:120]

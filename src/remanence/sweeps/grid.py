@@ -6,7 +6,6 @@ Every combination is a run with a folder of its own.
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from remanence.core.errors import InputError
 from remanence.core.files import (
     check_output_dir,
     create_output_dir,
+    folder_name,
     lock,
     translate_disk_errors,
     write_atomically,
@@ -96,7 +96,7 @@ def plan_grid(
         for seed in seeds:
             config = parse_experiment(base, {**changes, **setting, "method": method, "seed": seed})
             cells.append(
-                GridPoint(_slug(f"{method} {text} seed{seed}"), method, text, seed, config)
+                GridPoint(folder_name(f"{method} {text} seed{seed}"), method, text, seed, config)
             )
         check_names(cells[-1].config)
     names = Counter(cell.name for cell in cells)
@@ -225,8 +225,3 @@ def _run_grid(
         module=module,
         source=source,
     )
-
-
-def _slug(text: str) -> str:
-    """A safe name for a folder."""
-    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-.")[:120]
