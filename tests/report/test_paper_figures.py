@@ -267,7 +267,7 @@ def test_tables_are_written(written: Path) -> None:
     latex = (written / "results.tex").read_text(encoding="utf-8")
     assert latex.count(r"\toprule") == latex.count(r"\midrule") == latex.count(r"\bottomrule") == 1
     assert r"\$x\_1\$ \textbackslash{}frac\{ \textless{}script\textgreater{}" in latex
-    assert latex.count(r"\textbf") == 1
+    assert latex.count(r"\textbf") == 0  # two seeds do not separate the methods
     markdown = (written / "results.md").read_text(encoding="utf-8")
     assert r"\<script\>" in markdown  # escaped: text, not an element
     for name in ("csv", "md", "tex"):

@@ -232,6 +232,7 @@ def rows_with(label: str) -> list[MethodRow]:
             0,
             0,
             10,
+            by_seed=() if accuracy is None else ((0, accuracy), (1, accuracy)),
         )
 
     return [row(label, 0.8), row("fedavg", 0.7), row("unknown", None)]
@@ -257,6 +258,16 @@ def test_level_methods_have_no_best() -> None:
     first, *_ = rows_with("fedavg")
     assert best_row([first, replace(first, label="twin", accuracy=0.8 + 1e-12)]) is None
     assert "*" not in printed([first, replace(first, label="twin")])
+
+
+def test_nothing_is_best_that_the_seeds_do_not_separate() -> None:
+    first, second, _ = rows_with("wsm")
+    assert best_row([first, second]) is first
+    # differences 0.1 and 0.05: t = 12.7 for two seeds
+    assert best_row([first, replace(second, by_seed=((0, 0.7), (1, 0.75)))]) is None
+    assert best_row([replace(first, by_seed=((0, 0.8),)), second]) is None  # one seed
+    assert best_row([replace(first, by_seed=((3, 0.8), (4, 0.8))), second]) is None  # other seeds
+    assert "**" not in render_markdown([replace(first, by_seed=()), second])
 
 
 def test_terminal_table_does_not_read_names_as_markup() -> None:

@@ -23,31 +23,50 @@ def seeds(method: str, ends: list[float], **options: object) -> list[dict[str, o
     ]
 
 
-def test_a_difference_above_the_deviation_is_one(
-    make_comparison: Callable[..., Comparison],
-) -> None:
-    """Means 0.8 and 0.5; 0.79 and 0.81 deviate by 0.0141, 0.49 and 0.51 likewise; the gap of
-    0.3 is larger.
+def test_a_difference_that_the_seeds_separate(make_comparison: Callable[..., Comparison]) -> None:
+    """Differences of equal seeds 0.31, 0.30, 0.29: mean 0.3, deviation 0.01, and with t = 4.303 the
+    interval is 0.3 ± 0.025.
     """
-    text = say(make_comparison(seeds("good", [0.79, 0.81]) + seeds("bad", [0.49, 0.51])))
+    cells = seeds("good", [0.79, 0.8, 0.81]) + seeds("bad", [0.48, 0.5, 0.52])
+    text = say(make_comparison(cells))
     assert (
-        "good has the highest accuracy: 80.0 ± 1.4 % on the test set after round 2, 30.0 points"
-        " above the next method, bad (50.0 ± 1.4 %)." in text
+        "good has the highest accuracy: 80.0 ± 1.0 % on the test set after round 2, 30.0 points"
+        " above the next method, bad (50.0 ± 2.0 %). It is best: the seeds separate it" in text
     )
-    assert "larger than the standard deviation over seeds of either" in text
 
 
-def test_a_difference_within_the_deviation_is_none(
+def test_a_difference_that_the_seeds_do_not_separate(
     make_comparison: Callable[..., Comparison],
 ) -> None:
-    """Means 0.6 and 0.55; 0.4 and 0.8 deviate by 0.283."""
+    """Differences of equal seeds -0.15 and 0.25."""
     text = say(make_comparison(seeds("loud", [0.4, 0.8]) + seeds("calm", [0.55, 0.55])))
     assert "loud has the highest accuracy" in text
-    assert "within the standard deviation over seeds: these runs do not separate the two" in text
+    assert "No method is clearly best: the seeds do not separate it from calm" in text
 
 
-def test_one_seed_may_be_chance(make_comparison: Callable[..., Comparison]) -> None:
-    assert "it may be chance" in say(make_comparison(seeds("a", [0.8]) + seeds("b", [0.5])))
+@pytest.mark.parametrize(
+    ("methods", "words"),
+    [
+        (2, "It is best: the seeds separate it"),
+        (3, "the seeds do not separate it from b (95 % intervals of the differences between"),
+    ],
+)
+def test_with_more_methods_more_is_needed_to_be_best(
+    make_comparison: Callable[..., Comparison], methods: int, words: str
+) -> None:
+    """Differences 0.02, 0.03, 0.04: mean 0.03, standard error 0.00577. One comparison has t = 4.303
+    and the interval 0.03 ± 0.0248, two have t = 6.205 and 0.03 ± 0.0358.
+    """
+    cells = seeds("a", [0.8, 0.8, 0.8]) + seeds("b", [0.78, 0.77, 0.76])
+    if methods == 3:
+        cells += seeds("c", [0.3, 0.3, 0.3])
+    assert words in say(make_comparison(cells))
+
+
+def test_one_seed_is_not_enough(make_comparison: Callable[..., Comparison]) -> None:
+    text = say(make_comparison(seeds("a", [0.8]) + seeds("b", [0.5])))
+    assert "One seed is not enough to tell this from noise: repeat it with --seeds 3." in text
+    assert "best:" not in text
 
 
 def test_equal_methods_are_level(make_comparison: Callable[..., Comparison]) -> None:

@@ -54,8 +54,12 @@ class SeedNoise:
         return values | {"seeds": self.seeds, "verdict": self.verdict}
 
 
-def seed_noise(values: Iterable[float]) -> SeedNoise | None:
+def seed_noise(values: Iterable[float], comparisons: int = 1) -> SeedNoise | None:
     """The mean over seeds with its 95 % interval; None if there is no number.
+
+    Args:
+        values: One number for each seed.
+        comparisons: Number of intervals that should hold together with 95 % (Bonferroni).
 
     Three seeds at 0, 0.25 and 0.5: deviation 0.25, standard error 0.25 / sqrt 3, and t = 4.303 for
     two degrees of freedom, so the interval reaches below 0, and the mean is no more than twice the
@@ -78,5 +82,7 @@ def seed_noise(values: Iterable[float]) -> SeedNoise | None:
     from scipy.stats import t
 
     spread, mean = float(numbers.std(ddof=1)), float(numbers.mean())
-    reach = float(t.ppf(0.975, len(numbers) - 1)) * spread / math.sqrt(len(numbers))
+    reach = (
+        float(t.ppf(1 - 0.025 / comparisons, len(numbers) - 1)) * spread / math.sqrt(len(numbers))
+    )
     return SeedNoise(mean, spread, (mean - reach, mean + reach), len(numbers))

@@ -23,6 +23,7 @@ from remanence.metrics.groups import (
     metric_curve,
     rejections,
 )
+from remanence.metrics.seed_noise import seed_noise
 from remanence.results.run import Run
 
 
@@ -64,6 +65,7 @@ class MethodRow:
     bottom_decile: float | None = None
     previous_concepts: float | None = None  # forgetting of previous concepts
     same_cluster: float | None = None  # share of used peers, mean over rounds
+    by_seed: tuple[tuple[int, float], ...] = ()  # seed and accuracy, as the mean in `accuracy`
 
 
 def make_row(group: Group) -> MethodRow:
@@ -102,6 +104,11 @@ def make_row(group: Group) -> MethodRow:
         bottom_decile=mean_of(last_value(run, "bottom_decile") for run in runs),
         same_cluster=mean_of(
             mean_of(metric_curve(run, "same_cluster_share").values()) for run in runs
+        ),
+        by_seed=tuple(
+            (run.config.seed, value)
+            for run, value in zip(runs, final, strict=True)
+            if value is not None
         ),
         **_measure_drift(runs),
     )
@@ -163,11 +170,28 @@ def rank(rows: Sequence[MethodRow]) -> list[MethodRow]:
 
 
 def best_row(rows: Sequence[MethodRow]) -> MethodRow | None:
-    """The row with the highest test accuracy at the last recorded round; None for a single row or
-    a tie.
+    """The row whose test accuracy at the last recorded round is highest, where the seeds separate
+    it from every other row; None where they do not, and for a single row.
     """
     ranked = rank(rows)
-    return ranked[0] if len(ranked) > 1 and margin(ranked) > 0 else None
+    return ranked[0] if len(ranked) > 1 and not not_separated(ranked) else None
+
+
+def not_separated(ranked: Sequence[MethodRow]) -> list[MethodRow]:
+    """The rows below the first that the seeds do not separate from it: the 95 % interval of the
+    paired differences of their seeds, adjusted for the number of rows, contains 0, or there are
+    fewer than two common seeds.
+    """
+    first, others = ranked[0], ranked[1:]
+    return [row for row in others if not _is_above(first, row, len(others))]
+
+
+def _is_above(first: MethodRow, row: MethodRow, comparisons: int) -> bool:
+    theirs = dict(row.by_seed)
+    noise = seed_noise(
+        (value - theirs[seed] for seed, value in first.by_seed if seed in theirs), comparisons
+    )
+    return noise is not None and noise.interval is not None and noise.interval[0] > 1e-9
 
 
 def margin(ranked: Sequence[MethodRow]) -> float:

@@ -133,9 +133,13 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
         [[row.label, *(column.cell(row) for column in columns)] for row in rows],
         {(index, 1 + columns.index(ACCURACY)) for index, row in enumerate(rows) if row is best},
     )
+    # one number in a cell
+    numbers = [
+        {name: value for name, value in asdict(row).items() if name != "by_seed"} for row in rows
+    ]
     files = {
         f"{RESULTS}.csv": write_csv(
-            [list(asdict(rows[0])), *(list(asdict(row).values()) for row in rows)]
+            [list(numbers[0]), *(list(line.values()) for line in numbers)]
         ).encode(),
         f"{RESULTS}.md": render_markdown(rows).encode(),
         f"{RESULTS}.tex": content.as_latex().encode(),

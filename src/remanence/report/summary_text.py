@@ -17,7 +17,7 @@ from remanence.metrics.groups import (
     primary_model,
     rejections,
 )
-from remanence.metrics.summary_rows import MethodRow, margin, rank
+from remanence.metrics.summary_rows import MethodRow, margin, not_separated, rank
 from remanence.report.phrases import (
     CLASS_FORGETTING,
     PHASE_CHANGES,
@@ -32,7 +32,7 @@ from remanence.report.phrases import (
 )
 from remanence.report.table_columns import percent
 
-MAX_NAMED = 4  # clients named in a sentence on rejected replies
+MAX_NAMED = 4  # clients or methods named in a sentence
 MAX_ROUNDS = 8  # abandoned rounds listed by number
 # methods whose phases are described each; of more, only the one that loses most in a phase and
 # the one that loses least
@@ -93,26 +93,31 @@ def _compare(rows: Sequence[MethodRow], tested: str) -> list[str]:
     sentences = [
         f"{first.label} has the highest accuracy: {_accuracy(first)} {tested} after round"
         f" {first.last_round}, {percent(gap)} points above the next method,"
-        f" {second.label} ({_accuracy(second)})."
+        f" {second.label} ({_accuracy(second)}).",
+        _describe_separation(ranked),
     ]
-    if first.deviation is None or second.deviation is None:
-        sentences.append(
-            "With a single seed there is no deviation to compare this difference with: it may be"
-            " chance."
-        )
-    elif gap > max(first.deviation, second.deviation):
-        sentences.append(
-            "The difference is larger than the standard deviation over seeds of either method."
-        )
-    else:
-        sentences.append(
-            "The difference is within the standard deviation over seeds: these runs do not"
-            " separate the two methods."
-        )
     if len({row.last_round for row in ranked}) > 1:
         ends = ", ".join(f"{row.label} {row.last_round}" for row in ranked)
         sentences.append(f"Warning: the methods are compared at different rounds ({ends}).")
     return sentences
+
+
+def _describe_separation(ranked: Sequence[MethodRow]) -> str:
+    """Whether the seeds separate the first method from the others."""
+    first, others = ranked[0], not_separated(ranked)
+    if min(first.seeds, *(row.seeds for row in ranked[1:])) < 2:
+        return "One seed is not enough to tell this from noise: repeat it with --seeds 3."
+    basis = "95 % intervals of the differences between equal seeds" + (
+        f", adjusted for {len(ranked) - 1} comparisons" if len(ranked) > 2 else ""
+    )
+    if not others:
+        return f"It is best: the seeds separate it from every other method ({basis})."
+    names = ", ".join(row.label for row in others[:MAX_NAMED])
+    more = f" and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+    return (
+        "No method is clearly best: the seeds do not separate it from"
+        f" {names}{more} ({basis}, {first.seeds} seeds)."
+    )
 
 
 def _accuracy(row: MethodRow) -> str:
