@@ -84,7 +84,7 @@ def compare(
     experiment: str | Path | Mapping[str, Any] | None = None,
     seeds: int | Sequence[int] = 1,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    select: str = "last",
+    select: str | None = None,
     model: str | nn.Module | None = None,
     data: str | ArrayDataset | Dataset[Any] | None = None,
     out: str | Path | None = None,
@@ -102,8 +102,8 @@ def compare(
         experiment: An experiment file, or nested dictionaries like one.
         seeds: Number of seeds (0, 1, ...), or a list of seeds.
         grid: Values of settings to try, by flag or dotted key: `{"lr": [0.1, 0.05]}`.
-        select: Selection of a method's setting in a grid: "last" shows all settings, "validation"
-            the one with the highest validation accuracy.
+        select: Selection of a method's setting in a grid: "validation" shows the one with the
+            highest validation accuracy, "all" shows all settings. Default: "validation" for a grid.
         model: The model, as in `run`.
         data: The dataset, as in `run`.
         out: The output folder. Default: a temporary folder, see `Comparison.folder`.
@@ -119,8 +119,9 @@ def compare(
         The finished comparison.
     """
     objects, names = _objects(None, model, data)
-    if select not in ("last", "validation"):
-        raise InputError(f"select must be last or validation, not {select!r}")
+    select = select or ("validation" if grid else "all")
+    if select not in ("all", "validation"):
+        raise InputError(f"select must be all or validation, not {select!r}")
     changes = {**changes_from_flags(names | flags), **(set or {})}
     return start_comparison(
         _plan_points(_tree(experiment), changes, methods, seeds, grid or {}),

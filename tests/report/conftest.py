@@ -120,7 +120,7 @@ def write_run(
 
 
 def write_comparison(
-    folder: Path, cells: Sequence[dict[str, Any]], *, select: str = "last"
+    folder: Path, cells: Sequence[dict[str, Any]], *, select: str = "all"
 ) -> Comparison:
     """A comparison of cells: method, setting, seed, `shares` (None: not begun) and what else
     write_run takes.

@@ -364,7 +364,7 @@ def write_comparison(
         )
         write(folder / RUNS / f"cell{number}", **options)
     (folder / COMPARISON).write_text(
-        tomli_w.dumps({"select": "last", "cells": plan}), encoding="utf-8"
+        tomli_w.dumps({"select": "all", "cells": plan}), encoding="utf-8"
     )
     return Comparison(folder)
 

@@ -150,7 +150,7 @@ def test_facts_that_cannot_be(tmp_path: Path, about: dict[str, Any]) -> None:
 
 CELL = {"name": "fedavg-seed0", "method": "fedavg", "setting": "", "seed": 0}
 PLAN: dict[str, Any] = {
-    "select": "last",
+    "select": "all",
     "cells": [CELL],
     "experiments": {"fedavg-seed0": {}},
     "engine": {"name": "sequential", "threads": 1, "reason": ""},

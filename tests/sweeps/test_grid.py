@@ -58,7 +58,6 @@ def test_a_grid_is_chosen_by_validation_never_by_test(tmp_path: Path) -> None:
         "fedavg",
         seeds=2,
         grid={"lr": [0.0001, 0.2]},
-        select="validation",
         out=tmp_path / "c",
         **SMALL,
     )
@@ -70,15 +69,41 @@ def test_a_grid_is_chosen_by_validation_never_by_test(tmp_path: Path) -> None:
         by_setting.setdefault(cell["setting"], []).append(run.curve("valid")[1][-1])
     best = max(by_setting, key=lambda setting: sum(by_setting[setting]))
     assert row.setting == best
-    with pytest.raises(InputError, match="validation"):
+    with pytest.raises(InputError, match=r"set data\.validation above 0, or .* --select all"):
         rem.compare(
             "fedavg",
             grid={"lr": [0.1]},
-            select="validation",
             validation=0.0,
             out=tmp_path / "d",
             **SMALL,
         )
+
+
+def test_a_grid_varies_options_of_the_methods_that_have_them(tmp_path: Path) -> None:
+    done = rem.compare(
+        "fedavg; fedprox+wsm", grid={"fedprox.mu": [0.1, 1.0]}, out=tmp_path / "c", **SMALL
+    )
+    assert [run.config.method for run in done.runs] == [
+        "fedavg",
+        "fedprox(mu=0.1)+wsm",
+        "fedprox(mu=1.0)+wsm",
+    ]
+    assert [(cell["method"], cell["setting"]) for cell in done.cells] == [
+        ("fedavg", ""),
+        ("fedprox+wsm", "mu=0.1"),
+        ("fedprox+wsm", "mu=1.0"),
+    ]
+    assert [row.method for row in chosen_rows(done)] == ["fedavg", "fedprox+wsm"]
+
+
+def test_conditions_are_all_shown_and_a_setting_is_selected_in_each(tmp_path: Path) -> None:
+    grid = {"attack": ["", "sign_flip(fraction=0.4)"], "local.lr": [0.0001, 0.2]}
+    rows = chosen_rows(rem.compare("fedavg", grid=grid, out=tmp_path / "c", **SMALL))
+    assert [row.setting.partition(", lr=")[0] for row in rows] == [
+        "attack=",
+        "attack=sign_flip(fraction=0.4)",
+    ]
+    assert [row.variants for row in rows] == [2, 2]
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
@@ -109,12 +134,15 @@ def test_mistakes_are_found_before_anything_runs(tmp_path: Path) -> None:
         ("", {}, "no methods"),
         ("fedavg", {"grid": {"lr": []}}, "no values"),
         ("fedavg", {"grid": {"lrr": [0.1]}}, "unknown key"),
+        ("fedprox", {"grid": {"mu": [0.1, 1.0]}}, "write --grid fedprox.mu="),
+        ("fedavg", {"grid": {"fedprox.mu": [0.1, 1.0]}}, "no method of the comparison has fedprox"),
+        ("fedprox", {"grid": {"fedprox.nu": [0.1]}}, "has no option 'nu'"),
         ("fedavg", {"seeds": []}, "at least one seed"),
         ("fedavg", {"seeds": [1, 0, 1]}, "seed 1 is given twice"),
         ("fedavg", {"grid": {"method": ["fedavg", "scaffold"]}}, "use --methods"),
         ("fedavg", {"method": "scaffold"}, "use --methods"),
         ("fedavg", {"grid": {"seed": [1, 2]}}, "use --seeds"),
-        ("fedavg", {"select": "best"}, "last or validation"),
+        ("fedavg", {"select": "best"}, "all or validation"),
         ("fedavg; fedprox(mu=-1)", {}, "mu must be"),
         ("fedavg", {"grid": {"batch_size": [0]}}, "local.batch_size"),
     ]:

@@ -56,7 +56,7 @@ def test_no_file_and_no_folder_decides_what_is_imported(tmp_path: Path, evil: Pa
     comparison.mkdir()
     cell = {"name": "a", "method": "fedavg", "setting": "", "seed": 0}
     plan = {
-        "select": "last",
+        "select": "all",
         "engine": {"name": "sequential", "threads": 1, "reason": ""},
         "cells": [cell],
         "experiments": {"a": {"model": CODE}},
@@ -94,7 +94,7 @@ def test_a_comparison_cannot_reach_outside(tmp_path: Path, name: str) -> None:
     cell = {"name": name, "method": "fedavg", "setting": "", "seed": 0}
     config = small_config(rounds=1).model_dump(mode="json", exclude_none=True)
     plan = {
-        "select": "last",
+        "select": "all",
         "engine": {"name": "sequential", "threads": 1, "reason": ""},
         "cells": [cell],
         "experiments": {name: config},

@@ -78,13 +78,14 @@ def compare(
         ),
     ] = None,
     select: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--select",
-            help="Selection of a method's setting in a grid: last (no selection, show all) or"
-            " validation (highest validation accuracy).",
+            help="Selection of a method's setting in a grid: validation (the highest validation"
+            " accuracy) or all (no selection). Default: validation.",
+            show_default=False,
         ),
-    ] = "last",
+    ] = None,
     batch_runs: BatchRuns = 0,
     set_: Sets = None,
     overwrite: Overwrite = False,

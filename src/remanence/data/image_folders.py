@@ -266,6 +266,7 @@ def _pillow() -> ModuleType:
         from PIL import Image
     except ImportError:
         raise InputError(
-            "images in folders need Pillow, which is not installed: pip install 'remanence-fl[images]'"
+            "images in folders need Pillow, which is not installed: pip install"
+            " 'remanence-fl[images]'"
         ) from None
     return Image

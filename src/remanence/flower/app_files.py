@@ -12,8 +12,8 @@ from remanence.config import parse_experiment, read_file
 from remanence.core.errors import InputError
 from remanence.flower.server_app import DEFAULTS
 
-# Flower may install what an app depends on. The app does not name Remanence, which every machine has
-# installed by itself: nobody can then publish a package that sites would run.
+# Flower may install what an app depends on. The app does not name Remanence, which every machine
+# has installed by itself: a stranger cannot publish a package under the name and have sites run it.
 FLOWER = "flwr>=1.41,<1.42"
 SERVER = '''"""The ServerApp: runs the experiment files beside this one."""
 

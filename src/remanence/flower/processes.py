@@ -210,7 +210,8 @@ def find_program(name: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         raise InputError(
-            f'{name} is not installed: a federation needs Flower, pip install "remanence-fl[flower]"'
+            f"{name} is not installed: a federation needs Flower, pip install"
+            ' "remanence-fl[flower]"'
         )
     return found
 

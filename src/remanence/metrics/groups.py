@@ -48,7 +48,8 @@ class Group:
     runs: tuple[Run, ...]
     planned: int  # number of seeds, started or not
     home: str = ""  # the name of its folder
-    select: str = "last"  # how the comparison selects settings
+    select: str = "all"  # how the comparison selects settings
+    condition: str = ""  # the values of the grid that validation data do not select
     variants: int = 1  # number of settings from which this one was selected
 
 
@@ -86,13 +87,16 @@ def group_runs(results: Sequence[Run | Comparison]) -> list[Group]:
 
 
 def select_by_validation(groups: Sequence[Group]) -> list[Group]:
-    """Where a comparison selects by validation, keep of each method the setting with the highest
-    validation accuracy. The test accuracy is not used.
+    """Where a comparison selects by validation, keep of each method, under each condition, the
+    setting with the highest validation accuracy. The test accuracy is not used.
     """
     kept: list[Group] = []
     for group in groups:
         settings = [
-            other for other in groups if (other.home, other.method) == (group.home, group.method)
+            other
+            for other in groups
+            if (other.home, other.method, other.condition)
+            == (group.home, group.method, group.condition)
         ]
         scores = [
             mean_of(last_value(run, "accuracy", "valid") for run in other.runs)
@@ -108,11 +112,12 @@ def select_by_validation(groups: Sequence[Group]) -> list[Group]:
 
 def _split_plan(comparison: Comparison) -> list[Group]:
     by_folder = {run.folder: run for run in comparison.runs}
-    cells: dict[tuple[str, str], list[Run | None]] = {}
+    cells: dict[tuple[str, str, str], list[Run | None]] = {}
     for cell in comparison.cells:
         run = by_folder.get(comparison.folder / RUNS / cell["name"])
-        cells.setdefault((cell["method"], cell.get("setting", "")), []).append(run)
-    home, select = comparison.folder.resolve().name, comparison.plan.get("select", "last")
+        key = cell["method"], cell.get("setting", ""), cell.get("condition", "")
+        cells.setdefault(key, []).append(run)
+    home, select = comparison.folder.resolve().name, comparison.plan.get("select", "all")
     return [
         Group(
             method,
@@ -122,8 +127,9 @@ def _split_plan(comparison: Comparison) -> list[Group]:
             len(runs),
             home,
             select,
+            condition,
         )
-        for (method, setting), runs in cells.items()
+        for (method, setting, condition), runs in cells.items()
     ]
 
 

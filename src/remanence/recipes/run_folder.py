@@ -37,7 +37,7 @@ def open_folder(plan: ResultPlan, out: Path, request: Mapping[str, Any]) -> None
         run.name: run.experiment.model_dump(mode="json", exclude_none=True) for run in plan.runs
     }
     comparison: dict[str, Any] = {
-        "select": "last",
+        "select": "all",
         "engine": EngineChoice("sequential", 1, "sequential: the plainest")._asdict(),
         "reproduce": {key: request[key] for key in FIXED},
     }

@@ -233,7 +233,7 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         )
         if (
             not all(isinstance(word, str) for word in words)
-            or not isinstance(cell.get("setting", ""), str)
+            or not all(isinstance(cell.get(name, ""), str) for name in ("setting", "condition"))
             or not _is_whole(cell.get("seed"))
         ):
             raise corrupt_file(path, f"the cell {cell!r:.60} has no name, method or seed")
@@ -247,5 +247,5 @@ def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
         for name, value in engine.items()
     ):
         raise corrupt_file(path, "its engine is not a table of names and whole numbers")
-    if not isinstance(plan.get("select", "last"), str) or not _is_whole(plan.get("batch_runs", 0)):
+    if not isinstance(plan.get("select", "all"), str) or not _is_whole(plan.get("batch_runs", 0)):
         raise corrupt_file(path, "its select or batch_runs has the wrong type")

@@ -5,10 +5,9 @@ Every combination is a run with a folder of its own.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from remanence.results.readers import corrupt_file
 from remanence.results.run import COMPARISON, EXPERIMENT, RUNS, Comparison, Run
 from remanence.rounds.engine_choice import resolve_engine
 from remanence.rounds.time_limit import TimeLimit
+from remanence.sweeps.axes import check_axes, expand
 from remanence.sweeps.scheduler import QueuedRun, run_all
 
 MAX_RUNS = 10_000
@@ -46,6 +46,7 @@ class GridPoint:
     name: str  # of its folder
     method: str
     setting: str  # the grid's values as text; empty without a grid
+    condition: str  # those of them that validation data do not select
     seed: int
     config: Experiment
 
@@ -66,7 +67,8 @@ def plan_grid(
         changes: Keys that differ from it in all runs.
         methods: To compare.
         seeds: Of each method and setting.
-        grid: Values by key; every combination is a setting.
+        grid: Values by key, a setting or an option of a part such as `fedprox.mu`; every
+            combination is a run.
 
     Raises:
         InputError: The runs would not differ as their labels say, or a setting is invalid.
@@ -82,29 +84,25 @@ def plan_grid(
     twice = next((seed for place, seed in enumerate(seeds) if seed in seeds[:place]), None)
     if twice is not None:
         raise InputError(f"seed {twice} is given twice: write it once")
-    settings = [
-        dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())
-    ]
-    if len(methods) * len(settings) * len(seeds) > MAX_RUNS:
+    check_axes(methods, grid)
+    settings = {method: expand(method, grid) for method in methods}
+    count = sum(map(len, settings.values())) * len(seeds)
+    if count > MAX_RUNS:
         raise InputError(
-            f"{len(methods) * len(settings) * len(seeds)} runs are too many for one"
-            f" comparison ({MAX_RUNS} at most): make the grid smaller"
+            f"{count} runs are too many for one comparison ({MAX_RUNS} at most): make the grid"
+            " smaller"
         )
     cells = []
-    for method, setting in itertools.product(methods, settings):
-        text = ", ".join(f"{key.split('.')[-1]}={value}" for key, value in setting.items())
+    for method, setting in ((m, setting) for m in methods for setting in settings[m]):
+        fixed = {**changes, **setting.changes, "method": setting.method}
         for seed in seeds:
-            config = parse_experiment(base, {**changes, **setting, "method": method, "seed": seed})
-            cells.append(
-                GridPoint(folder_name(f"{method} {text} seed{seed}"), method, text, seed, config)
-            )
+            config = parse_experiment(base, {**fixed, "seed": seed})
+            name = folder_name(f"{method} {setting.text} seed{seed}")
+            cells.append(GridPoint(name, method, setting.text, setting.condition, seed, config))
         check_names(cells[-1].config)
     names = Counter(cell.name for cell in cells)
     return [
-        c
-        if names[c.name] == 1
-        else GridPoint(f"{c.name}-{i}", c.method, c.setting, c.seed, c.config)
-        for i, c in enumerate(cells)
+        c if names[c.name] == 1 else replace(c, name=f"{c.name}-{i}") for i, c in enumerate(cells)
     ]
 
 
@@ -113,7 +111,7 @@ def start_comparison(
     cells: Sequence[GridPoint],
     out: Path,
     *,
-    select: str = "last",
+    select: str = "all",
     overwrite: bool = False,
     progress: Progress,
     time_limit: TimeLimit,
@@ -123,7 +121,10 @@ def start_comparison(
 ) -> Comparison:
     """Check everything, create the folder, and run every grid point."""
     if select == "validation" and cells[0].config.data.validation == 0:
-        raise InputError("--select validation needs validation data: set data.validation above 0")
+        raise InputError(
+            "the settings of a grid are compared on validation data, and there are none: set"
+            " data.validation above 0, or show all settings with --select all"
+        )
     check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     # one engine for all runs, so that only the method differs between them
     _, choice = resolve_engine(build(cells[0].config, module=module, source=source), progress)
@@ -132,7 +133,13 @@ def start_comparison(
         "engine": choice._asdict(),
         "batch_runs": batch_runs,
         "cells": [
-            {"name": c.name, "method": c.method, "setting": c.setting, "seed": c.seed}
+            {
+                "name": c.name,
+                "method": c.method,
+                "setting": c.setting,
+                "condition": c.condition,
+                "seed": c.seed,
+            }
             for c in cells
         ],
         "experiments": {c.name: c.config.model_dump(mode="json", exclude_none=True) for c in cells},
@@ -162,6 +169,7 @@ def resume_comparison(
             c["name"],
             c["method"],
             c.get("setting", ""),
+            c.get("condition", ""),
             c["seed"],
             parse_experiment(plan["experiments"][c["name"]]),
         )
