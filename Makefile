@@ -22,9 +22,7 @@ help:
 	@echo "make clean     remove what the targets above wrote (the environment stays; it is the folder .venv)"
 
 demo: $(CORE)
-	$(BIN)/remanence compare --methods "fedavg; fedprox(mu=0.1); fedavg+tce; fedavg+wsm" --data digits --clients 20 \
-	  --partition "dirichlet(alpha=0.1)" --sample 5 --epochs 2 --batch-size 16 --lr 0.1 --rounds 30 --seeds 3 \
-	  --record-local --out demo --overwrite
+	$(BIN)/remanence demo --out demo
 	@echo "The report is demo/report.html: open it in a browser."
 
 lint: $(DEV)

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+from remanence.cli import runs
 from remanence.cli.listing import TABLES
 from remanence.cli.main import main
 from remanence.cli.options import LISTS
@@ -264,6 +265,21 @@ def test_runs_without_a_folder_get_one_with_the_date(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d-fedprox-mu=0\.1-wsm", first.name)
     assert second.name == f"{first.name}-2"
     assert (second / "report.html").exists()
+
+
+def test_the_demo_compares_four_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(runs.DEMO, "rounds", 1)
+    done = forked("demo", "--out", str(tmp_path / "demo"), "--json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["results"]
+    assert [row["label"] for row in rows] == [
+        "fedavg",
+        "fedprox(mu=0.1)",
+        "fedavg+tce",
+        "fedavg+wsm",
+    ]
+    assert all(row["seeds"] == 3 and row["local_forgetting"] is not None for row in rows)
+    assert (tmp_path / "demo" / "report.html").is_file()
 
 
 def test_the_help_names_every_table() -> None:

@@ -14,7 +14,7 @@ from remanence.cli.data import app as data_app
 from remanence.cli.flower import app as flower_app
 from remanence.cli.options import LISTS, AsJson
 from remanence.cli.recipes import reproduce, results
-from remanence.cli.runs import compare, resume, run
+from remanence.cli.runs import compare, demo, resume, run
 from remanence.core.errors import INTERRUPTED, RemanenceError
 from remanence.version import __version__
 
@@ -104,7 +104,7 @@ def _root(
 
 
 # in the order of --help
-for _command in (run, compare, resume, report, watch, diagnose, evaluate, export, bench):
+for _command in (demo, run, compare, resume, report, watch, diagnose, evaluate, export, bench):
     app.command()(_command)
 app.command("list")(list_)
 for _command in (reproduce, results):

@@ -24,6 +24,15 @@ from remanence.cli.summary import print_summary
 from remanence.core import expressions
 from remanence.core.errors import InputError
 
+# Forgetting at its most visible: most clients have a few of the ten classes.
+DEMO = {
+    "rounds": 30,
+    "data": {"name": "digits", "partition": "dirichlet(alpha=0.1)"},
+    "clients": {"count": 20, "sample": 5},
+    "local": {"epochs": 2, "batch_size": 16, "lr": 0.1},
+    "record": {"local": True},
+}
+
 
 @with_flags()
 def run(
@@ -111,6 +120,27 @@ def compare(
         batch_runs=batch_runs,
         quiet=quiet or as_json,
         time_limit=time_limit,
+    )
+    print_summary(done.folder, quiet, as_json)
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("demo"),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare four methods on digits under strong label skew, in about a minute. Nothing is
+    downloaded; an earlier demo in the folder is replaced.
+    """
+    from remanence import api
+
+    done = api.compare(
+        "fedavg; fedprox(mu=0.1); fedavg+tce; fedavg+wsm",
+        experiment=DEMO,
+        seeds=3,
+        out=out,
+        overwrite=True,
+        quiet=quiet or as_json,
     )
     print_summary(done.folder, quiet, as_json)
 
