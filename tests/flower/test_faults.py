@@ -320,6 +320,13 @@ class TamperingSite(Site):
             ),
             "malformed",
         ),
+        (  # a loss is missing only where the site says that it withholds it
+            lambda reply: reply._replace(
+                header=reply.header | {"withheld": "loss"},
+                site_arrays={n: a for n, a in reply.site_arrays.items() if n != "loss"},
+            ),
+            "malformed",
+        ),
         (
             lambda reply: reply._replace(
                 site_arrays=reply.site_arrays | {"params/head.bias": np.full((2, 4), np.nan)}

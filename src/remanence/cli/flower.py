@@ -155,17 +155,17 @@ def audit(
     stay as they are.
     """
     from remanence.flower.audit import audit as audit_site
-    from remanence.flower.audit import group_findings
+    from remanence.flower.audit import group_rows
 
-    findings = audit_site(site, experiment)
+    rows = audit_site(site, experiment)
     if as_json:
-        print(json.dumps([found._asdict() for found in findings], indent=2))
+        print(json.dumps([row._asdict() for row in rows], indent=2))
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("message", "field", "reveals", "leaves", "method")
-    for row in group_findings(findings):
+    for row in group_rows(rows):
         table.add_row(*row)
     Console().print(table)
     print("The site answered with a copy of its state: nothing was sent, spent or stored.")

@@ -40,10 +40,10 @@ from remanence.methods import METHODS
 
 logger = logging.getLogger("remanence")
 CLIENTS = 12  # of an experiment that is made up, unless the site has higher numbers
-PUBLIC = 8
+PUBLIC, EXAMPLES = 16, 16  # examples of the coordinator and of a client
 
 
-class Finding(NamedTuple):
+class AuditRow(NamedTuple):
     """How one field of one answer leaves the site."""
 
     method: str
@@ -53,7 +53,7 @@ class Finding(NamedTuple):
     leaves: str  # "as it is", "noised ...", "withheld" or "declined ..."
 
 
-def audit(site_path: Path, experiment_path: Path | None) -> list[Finding]:
+def audit(site_path: Path, experiment_path: Path | None) -> list[AuditRow]:
     """Send every message to a site's answering code.
 
     Args:
@@ -65,37 +65,37 @@ def audit(site_path: Path, experiment_path: Path | None) -> list[Finding]:
         What leaves and what does not.
     """
     file = read_site(site_path)
-    level, findings = logger.level, list[Finding]()
+    level, found = logger.level, list[AuditRow]()
     logger.setLevel(logging.CRITICAL)  # the site's own log of what it declines
     try:
         for name, experiment in _experiments(file, experiment_path):
             if isinstance(experiment, InputError):
-                findings.append(Finding(name, "", "", "", f"not audited: {experiment}"))
+                found.append(AuditRow(name, "", "", "", f"not audited: {experiment}"))
             else:
-                findings += _audit_method(file, name, experiment)
+                found += _audit_method(file, name, experiment)
     finally:
         logger.setLevel(level)
-    return findings
+    return found
 
 
-def group_findings(findings: list[Finding]) -> list[tuple[str, ...]]:
-    """Rows of a table: findings that differ only in message or method share one."""
-    rows: dict[tuple[str, ...], tuple[dict[str, None], dict[str, None]]] = {}
-    for found in findings:
-        messages, methods = rows.setdefault(found[2:], ({}, {}))
-        messages[found.message], methods[found.method] = None, None
-    every = [len({getattr(found, name) for found in findings}) for name in ("message", "method")]
-
-    def name_all(names: dict[str, None], count: int) -> str:
-        return "all" if len(names) == count > 1 else ", ".join(names)
-
+def group_rows(found: list[AuditRow]) -> list[tuple[str, ...]]:
+    """Rows of a table: one for all messages of a method in which a field leaves alike, and for all
+    methods of which that is true.
+    """
+    messages: dict[tuple[str, ...], dict[str, None]] = {}
+    for row in found:
+        messages.setdefault((row.method, *row[2:]), {})[row.message] = None
+    methods: dict[tuple[str, ...], list[str]] = {}
+    for (method, *cells), names in messages.items():
+        methods.setdefault((", ".join(names), *cells), []).append(method)
+    count = len({row.method for row in found})
     return [
-        (name_all(messages, every[0]), *row, name_all(methods, every[1]))
-        for row, (messages, methods) in rows.items()
+        (*cells, "all" if len(names) == count > 1 else ", ".join(names))
+        for cells, names in methods.items()
     ]
 
 
-def _audit_method(file: SiteFile, name: str, experiment: BuiltExperiment) -> Iterator[Finding]:
+def _audit_method(file: SiteFile, name: str, experiment: BuiltExperiment) -> Iterator[AuditRow]:
     method, own = experiment.task.method, list(file.clients)
     foreign = next(n for n in range(experiment.task.info.num_clients + 1) if n not in own)
     with tempfile.TemporaryDirectory(prefix="remanence-audit-") as folder:
@@ -104,7 +104,7 @@ def _audit_method(file: SiteFile, name: str, experiment: BuiltExperiment) -> Ite
             _copy_budget(file, site.folder)  # no answer is declined for what another one spent
             answer = site.answer(request)
             for field, reveals, leaves in _describe(answer, method, site.policy):
-                yield Finding(name, message, field, reveals, leaves)
+                yield AuditRow(name, message, field, reveals, leaves)
 
 
 def _describe(
@@ -158,7 +158,10 @@ def _experiments(
         return
     config = _small_config(file)
     simulated = SIMULATED_SHARE in file.clients.values()
-    source = None if simulated else _placeholder(load_client(file, config, min(file.clients)))
+    source = None
+    if not simulated:
+        like = load_client(file, config, min(file.clients))
+        source = _placeholder(like, PUBLIC + EXAMPLES * (config.clients.count or CLIENTS))
     for name in METHODS:
         if METHODS[name]().centralized:
             continue
@@ -184,9 +187,8 @@ def _small_config(file: SiteFile) -> Experiment:
     return parse_experiment({}, settings)
 
 
-def _placeholder(like: ArrayDataset) -> ArrayDataset:
+def _placeholder(like: ArrayDataset, count: int) -> ArrayDataset:
     """A coordinator's dataset, of zeros, with examples like the site's."""
-    count = 4096
     x = np.zeros((count, *like.shape), dtype=like.train.x.dtype)
     split = DatasetSplit(x, np.arange(count, dtype=np.int64) % len(like.classes))
     return ArrayDataset("placeholder", like.kind, like.classes, split, split)

@@ -1,4 +1,4 @@
-"""The privacy budget of each client's data: the epsilon of all noised counts that ever leave a site.
+"""The privacy budget of each client's data: the epsilon of all noised counts that leave a site.
 
 One budget holds for all runs, coordinators and splits. Epsilon is spent before the counts leave,
 and stays spent if they do not.
@@ -59,14 +59,14 @@ class Budget:
             except UnknownSpending as error:
                 raise Declined("budget", str(error)) from error
             for client, count in answers.items():
-                left = self.limit - spent.get(client, Fraction())
-                cost = count * self.price
-                if cost > left:
+                before, cost = spent.get(client, Fraction()), count * self.price
+                spent[client] = before + cost
+                if spent[client] > self.limit:
+                    left = float(max(self.limit - before, Fraction()))
                     raise Declined(
                         "budget",
                         f"counts about client {client} cost an epsilon of {float(cost):g} here,"
-                        f" and {float(left):g} is left of its budget of {float(self.limit):g}:"
-                        " evaluate at other sites, or raise policy.budget",
+                        f" and {left:g} is left of its budget of {float(self.limit):g}: evaluate"
+                        " at other sites, or raise policy.budget",
                     )
-                spent[client] = spent.get(client, Fraction()) + cost
             write_spent(self.folder, spent)

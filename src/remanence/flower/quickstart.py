@@ -20,8 +20,8 @@ from remanence.results.run import EXPERIMENT
 
 MARK = "quickstart.toml"  # marks a quickstart folder: --overwrite deletes no other
 TIMEOUT_S = 3600.0
-POLICY_NOTE = """# A trial with published digits, so nothing about the examples is secret. With data of your own
-# leave label_counts out: exact counts and losses then stay at the site.
+POLICY_NOTE = """# A trial with published digits: nothing about the examples is secret. With data of
+# your own leave label_counts out, and exact counts and losses stay at the site.
 """
 
 
