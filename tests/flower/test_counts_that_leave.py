@@ -343,3 +343,19 @@ def test_small_updates_do_not_leave(tmp_path: Path) -> None:
     assert "1 local steps" in answer.header["reason"]
     run = run_in_process(make_config(), InProcessTransport({1: sites[1]}), tmp_path / "run")
     assert [rejection["code"] for rejection in run.metrics[0]["rejected"]] == ["policy"] * 2
+
+
+def test_an_update_reveals_the_mix_of_labels(tmp_path: Path) -> None:
+    """What docs/flower.md says is not protected: after one step on all 18 examples from a model of
+    zeros, each bias has moved by lr * (share of the class - 1/3).
+    """
+    training = record_training(tmp_path / "trial")
+    experiment = training.header["experiment"] | {"local": {"steps": 1, "batch_size": 32}}
+    arrays = {name: np.zeros_like(array) for name, array in training.arrays.items()}
+    header = training.header | {"experiment": experiment, "optimizer_hparams": {"lr": 1.0}}
+    site = site_of(tmp_path, {"min_steps": 1})
+    answer = site.answer(WireMessage(header, arrays))
+    shares = answer.arrays[f"params/{BIAS}"][0] + 1 / 3
+    data = next(iter(site.tasks.values()))
+    labels = data.experiment.labels[data.task.population.at(0).train.for_client(0)]
+    assert (18 * shares).round(6).tolist() == np.bincount(labels, minlength=3).tolist()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from remanence.core.declarations import (
 )
 from remanence.core.rng import Key
 from remanence.core.slots import Part, Transform
+from remanence.flower.discrete_noise import draw_geometric
 from remanence.flower.policy import (
     Declined,
     add_noise,
@@ -31,7 +35,6 @@ from remanence.flower.policy import (
     check_evaluation,
     check_method,
     check_update,
-    draw_geometric,
     suppress_counts,
 )
 from remanence.flower.secure_noise import needs_secret_noise, secret_noise
@@ -64,22 +67,37 @@ def test_with_no_counts_left_the_loss_is_zero() -> None:
     assert loss.tolist() == [0.0]
 
 
-@given(st.floats(5e-324, 5.0), st.integers(0, 2**32))
-def test_noised_counts_are_counts(epsilon: float, seed: int) -> None:
-    shown = add_noise(Policy(epsilon=epsilon, suppress=2), CONFUSION, Key(seed))
+@given(st.floats(5e-324, 5.0))
+def test_noised_counts_are_counts(epsilon: float) -> None:
+    shown = add_noise(Policy(epsilon=epsilon, suppress=2), CONFUSION)
     assert shown.dtype == np.int64
     assert ((shown == 0) | (shown >= 2)).all()
 
 
 def test_noise_has_the_promised_distribution() -> None:
     """P(z) = (1 - a) / (1 + a) * a^|z| with a = exp(-epsilon): for epsilon = ln 2, a = 1/2, so
-    P(0) = 1/3 and P(1) = P(-1) = 1/6.
+    P(0) = 1/3, P(1) = P(-1) = 1/6 and P(2) = 1/12.
     """
-    drawn = draw_geometric(Key(1), float(np.log(2)), (60_000,))
-    shares = [(drawn == z).mean() for z in (-1, 0, 1)]
-    # more than five standard deviations
-    assert shares == pytest.approx([1 / 6, 1 / 3, 1 / 6], abs=0.01)
-    assert abs(drawn.mean()) < 0.03
+    below = random.Random(1).randrange
+    drawn = draw_geometric(Fraction(math.log(2)), (40_000,), below)
+    shares = [(drawn == z).mean() for z in (-1, 0, 1, 2)]
+    # more than four standard deviations
+    assert shares == pytest.approx([1 / 6, 1 / 3, 1 / 6, 1 / 12], abs=0.01)
+    assert abs(drawn.mean()) < 0.05
+
+
+def test_noise_takes_every_value() -> None:
+    """With epsilon 1/1000 half of the noise is odd, and the mean size is 1000."""
+    drawn = draw_geometric(Fraction(1, 1000), (10_000,), random.Random(1).randrange)
+    assert (drawn % 2).mean() == pytest.approx(0.5, abs=0.02)
+    assert np.abs(drawn).mean() == pytest.approx(1000, rel=0.05)
+
+
+def test_noise_comes_from_the_operating_system() -> None:
+    """Two responses about the same examples differ, with the same experiment and seed."""
+    many = np.repeat(CONFUSION, 50, axis=0)
+    shown = [add_noise(Policy(epsilon=0.1), many) for _ in range(2)]
+    assert (shown[0] != shown[1]).any()
 
 
 def test_label_counts_need_permission() -> None:

@@ -4,8 +4,10 @@ only fields that are declared to depend on examples differ.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import random
 import secrets
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ from remanence.core.declarations import (
     Disclosure,
 )
 from remanence.experiment.build import BuiltExperiment, build
+from remanence.flower import policy
+from remanence.flower.discrete_noise import draw_geometric
 from remanence.flower.sample_requests import make_requests
 from remanence.flower.site import Site
 from remanence.flower.wire import WireMessage
@@ -98,6 +102,8 @@ def answers(
     """The answers of a site whose secret keys are always the same."""
     keys = itertools.count(1)
     monkeypatch.setattr(secrets, "randbits", lambda bits: next(keys))
+    below = functools.partial(draw_geometric, below=random.Random(1).randrange)
+    monkeypatch.setattr(policy, "draw_geometric", below)
     return {name: site.answer(message) for name, message in messages.items()}
 
 
@@ -176,14 +182,14 @@ def test_only_fields_that_are_declared_so_depend_on_an_example(
     assert not differing["ping"] - {"seconds"}
 
 
-@pytest.mark.parametrize("policy", [OPEN, NOISED], ids=["open", "noised"])
+@pytest.mark.parametrize("allowed", [OPEN, NOISED], ids=["open", "noised"])
 @pytest.mark.parametrize("method", PRIVATE)
 def test_under_a_privacy_part_no_other_field_depends_on_an_example(
-    method: str, policy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str, allowed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not even for sites that send label counts and exact counts with other methods."""
     experiment, differing, (given, _) = one_example_apart(
-        method, policy, "train", tmp_path, monkeypatch
+        method, allowed, "train", tmp_path, monkeypatch
     )
     for message, fields in differing.items():
         for field in fields:
@@ -192,7 +198,7 @@ def test_under_a_privacy_part_no_other_field_depends_on_an_example(
     assert {"loss", "seconds"} <= set(given["train"].header["withheld"])
     assert "loss" not in given["train"].arrays
     kinds = {given[f"score {split}"].header["kind"] for split in ("train", "valid", "test")}
-    assert kinds == ({"counts"} if policy is NOISED else {"declined"})
+    assert kinds == ({"counts"} if allowed is NOISED else {"declined"})
     assert given["personal"].header["kind"] == "declined"
 
 

@@ -34,6 +34,7 @@ Site:
     site_files         reads the data that site.toml names
     site_storage       client states and replies on the site's disk
     policy             what the site declines, what it withholds, and noise on counts
+    discrete_noise     that noise, drawn exactly
     budget             the epsilon of the counts about each client, for all runs
     budget_file        the file of the budget
     secure_noise       noise that does not follow from the experiment's seed

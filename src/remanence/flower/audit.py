@@ -88,11 +88,24 @@ def group_rows(found: list[AuditRow]) -> list[tuple[str, ...]]:
     methods: dict[tuple[str, ...], list[str]] = {}
     for (method, *cells), names in messages.items():
         methods.setdefault((", ".join(names), *cells), []).append(method)
+    every = list(dict.fromkeys(row.message for row in found if row.message))
     count = len({row.method for row in found})
     return [
-        (*cells, "all" if len(names) == count > 1 else ", ".join(names))
-        for cells, names in methods.items()
+        (
+            _shorten(messages.split(", "), every),
+            *cells,
+            "all" if len(names) == count > 1 else ", ".join(names),
+        )
+        for (messages, *cells), names in methods.items()
     ]
+
+
+def _shorten(names: list[str], every: list[str]) -> str:
+    """The names, or those that are missing where these are fewer."""
+    missing = [name for name in every if name not in names]
+    if len(missing) < len(names) and len(names) > 1:
+        return f"all but {', '.join(missing)}" if missing else "all"
+    return ", ".join(names)
 
 
 def _audit_method(file: SiteFile, name: str, experiment: BuiltExperiment) -> Iterator[AuditRow]:

@@ -18,7 +18,7 @@ from remanence.flower.budget_file import (
     write_spent,
 )
 from remanence.flower.policy import Declined
-from remanence.flower.settings import Policy
+from remanence.flower.settings import Policy, exact_number
 
 
 class Budget:
@@ -32,8 +32,7 @@ class Budget:
 
     def __init__(self, folder: Path, policy: Policy):
         self.folder = folder
-        # as written in site.toml: ten times 0.1 is 1
-        self.price, self.limit = Fraction(str(policy.epsilon)), Fraction(str(policy.budget))
+        self.price, self.limit = exact_number(policy.epsilon), exact_number(policy.budget)
 
     def covers(self, clients: Iterable[int]) -> bool:
         """Whether the counts of one model can be sent for each of these clients."""

@@ -22,16 +22,15 @@ from remanence.core.declarations import (
     Disclosure,
 )
 from remanence.core.errors import RemanenceError
-from remanence.core.rng import Key
 from remanence.core.slots import Part
-from remanence.flower.settings import Policy
+from remanence.flower.discrete_noise import draw_geometric
+from remanence.flower.settings import Policy, exact_number
 from remanence.flower.wire import WireMessage
 from remanence.training.task import TrainingTask
 
 logger = logging.getLogger("remanence")
 EXAMPLES = "examples"  # of `REVEALS`
 STATISTICS_CURE = "give the experiment's data a mean and std, or set data.normalize to false"
-LARGEST_NOISE = 2.0**53  # larger numbers are no exact integers in float64
 
 
 class Declined(RemanenceError):
@@ -261,32 +260,17 @@ def suppress_counts(
     return counts, np.where(share == 1, loss, loss * share)
 
 
-def add_noise(policy: Policy, confusion: np.ndarray, key: Key) -> np.ndarray:
+def add_noise(policy: Policy, confusion: np.ndarray) -> np.ndarray:
     """Counts with two-sided geometric noise. One example changes one count by one, so they are
     private with the policy's epsilon; what follows the noise does not change that.
 
     Args:
         policy: The site's policy.
         confusion: [n, C, C] int64.
-        key: Secret, and used once.
 
     Returns:
         [n, C, C]; none is below 0, and those below `policy.suppress` are 0.
     """
-    noise = draw_geometric(key, float(policy.epsilon), confusion.shape)
+    noise = draw_geometric(exact_number(policy.epsilon), confusion.shape)
     counts = np.maximum(confusion + noise, 0)
     return np.where(counts < policy.suppress, 0, counts)
-
-
-def draw_geometric(key: Key, epsilon: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Draw integers z with probability proportional to exp(-epsilon |z|), as int64: differences of
-    two geometric random numbers.
-    """
-    count = int(np.prod(shape))
-    with np.errstate(over="ignore"):
-        drawn = [
-            np.floor(np.log1p(-key.fold_in(word).uniform(count)) / -epsilon)
-            for word in ("up", "down")
-        ]
-    up, down = np.minimum(drawn, LARGEST_NOISE)
-    return np.asarray(up - down, dtype=np.int64).reshape(shape)

@@ -18,6 +18,7 @@ set.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -130,6 +131,11 @@ def read_site(path: Path) -> SiteFile:
             f" {policy.budget:g}, so no counts could leave: raise the budget, or lower epsilon"
         )
     return SiteFile(path.resolve(), settings)
+
+
+def exact_number(value: float) -> Fraction:
+    """A number of a site file as it is written there: ten times 0.1 is 1."""
+    return Fraction(str(value))
 
 
 def _explain(error: ValidationError) -> str:

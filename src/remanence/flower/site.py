@@ -45,7 +45,6 @@ from remanence.flower.policy import (
     sends_exactly,
     suppress_counts,
 )
-from remanence.flower.secure_noise import draw_key
 from remanence.flower.settings import SiteFile
 from remanence.flower.site_data import SiteTask, build_site_task
 from remanence.flower.site_storage import SiteStorage
@@ -246,7 +245,7 @@ class Site:
             self.budget.spend(Counter(owners.tolist()))
         scores = site_task.engine.score_pairs(models, which, owners, split, time_step)
         if noised:  # the losses of single examples have no bound, so no noise covers their sum
-            counts = add_noise(self.policy, scores.confusion.numpy(), draw_key())
+            counts = add_noise(self.policy, scores.confusion.numpy())
             return {NOISED: counts}
         confusion, loss = suppress_counts(
             self.policy, scores.confusion.numpy(), scores.loss.numpy()
