@@ -33,6 +33,7 @@ from remanence.experiment.build import BuiltExperiment, build
 from remanence.flower import policy
 from remanence.flower.discrete_noise import draw_geometric
 from remanence.flower.sample_requests import make_requests
+from remanence.flower.settings import read_site
 from remanence.flower.site import Site
 from remanence.flower.wire import WireMessage
 from remanence.methods import METHODS
@@ -54,10 +55,10 @@ CLIENTS = (0, 1)
 ROWS, TEST = 24, 6
 
 
-def build_experiment(method: str) -> BuiltExperiment:
+def build_experiment(method: str, **changes: Any) -> BuiltExperiment:
     """The coordinator has data of its own, so that methods with a public set work."""
     public = {"data.public": 8} if any(p.needs_public_data for p in as_method(method).parts) else {}
-    return build(small_config(method, **public, **{"clients.sample": 6}))
+    return build(small_config(method, **public, **{"clients.sample": 6}, **changes))
 
 
 def site_with(
@@ -147,9 +148,10 @@ def one_example_apart(
     split: str,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
+    **changes: Any,
 ) -> tuple[BuiltExperiment, dict[str, set[str]], list[dict[str, WireMessage]]]:
     """The fields of each answer that differ where one example of a split differs."""
-    experiment = build_experiment(method)
+    experiment = build_experiment(method, **changes)
     messages = make_requests(experiment, CLIENTS, 5)
     first = site_with(folder / "first", experiment, policy, None)
     given = answers(first, messages, monkeypatch)
@@ -238,6 +240,33 @@ def test_an_outlier_cannot_be_seen_in_the_loss_under_dp_sgd(
     assert roots <= {"params"}
 
 
+def test_an_example_moves_an_update_by_its_clipped_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sensitivity that the account of dp_sgd rests on: in one step on all 19 training examples
+    another example takes the place of one, so their sum moves by twice the clip at most.
+    """
+    _, differing, (given, other) = one_example_apart(
+        "fedavg+dp_sgd(clip=0.5, noise=1)",
+        OPEN | {"min_steps": 1},
+        "train",
+        tmp_path,
+        monkeypatch,
+        **{"local.steps": 1, "local.batch_size": 32, "local.optimizer": "sgd(lr=0.1)"},
+    )
+    one, two = (side["train"].arrays for side in (given, other))
+    assert one["weight"].tolist() == [19, 19]
+    moved = [
+        np.square(one[name] - two[name]).sum(axis=tuple(range(1, one[name].ndim)))
+        for name in one
+        if name.startswith("params/")
+    ]
+    distance = np.sqrt(np.sum(moved, axis=0))
+    assert 0 < distance[0] <= 2 * 0.5 * 0.1 / 19 + 1e-12
+    assert distance[1] == 0
+    assert not {field for field in differing["train"] if not field.startswith("params/")}
+
+
 def write_audited_site(folder: Path, policy: dict[str, Any]) -> Path:
     site = site_with(folder, build_experiment("fedavg"), policy, None)
     return site.file.path
@@ -272,7 +301,9 @@ def test_audit_shows_how_every_field_leaves(tmp_path: Path) -> None:
 def test_audit_of_one_experiment_prints_a_table(tmp_path: Path) -> None:
     from remanence.config import write_toml
 
-    path = write_audited_site(tmp_path, OPEN)
+    path = write_audited_site(tmp_path, OPEN | {"epsilon": 8.0})
+    site = Site(read_site(path))
+    site.budget.spend({1: 1})  # the audit starts from what the site has spent
     experiment = tmp_path / "experiment.toml"
     experiment.write_text(
         write_toml(
@@ -288,4 +319,6 @@ def test_audit_of_one_experiment_prints_a_table(tmp_path: Path) -> None:
     assert rows["params"] == "noised by dp_sgd"
     assert rows["payload/flashback/label_counts"] == "noised by dp_counts"
     assert rows["loss"] == "withheld"
+    declined = [cells for cells in lines if len(cells) == 5 and "declined (budget)" in cells[3]]
+    assert [cells[0] for cells in declined] == ["score train, score valid, score test"]
     assert "nothing was sent, spent or stored" in done.stdout
