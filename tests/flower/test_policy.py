@@ -188,6 +188,18 @@ def test_a_payload_that_reveals_examples_needs_permission() -> None:
             check_method(Policy(), small_experiment(method).task)
 
 
+def test_under_a_privacy_part_every_payload_is_in_an_account() -> None:
+    """Also at a site that allows label counts. FedWAvg's counts of a chosen model give label counts
+    away, so dp_counts would hide nothing.
+    """
+    policy = Policy(label_counts=True)
+    check_method(policy, small_experiment("fedwavg(noise=5)+wsm+dp_counts").task)
+    check_method(policy, small_experiment("fednova+wsm+dp_counts").task)
+    for method, leaf in (("fedwavg", "forgettable"), ("scaffold(option=1)", "change.body.weight")):
+        with pytest.raises(Declined, match=rf"dp_counts hides single .* sends \({leaf}\)"):
+            check_method(policy, small_experiment(f"{method}+wsm+dp_counts").task)
+
+
 def test_noise_that_is_not_declared_comes_from_a_secret_key() -> None:
     """A part that declares all it sends draws from the key that the coordinator sends too."""
     assert needs_secret_noise(small_experiment(noisy_part()).task)

@@ -23,6 +23,7 @@ from remanence.core.declarations import (
 )
 from remanence.core.errors import RemanenceError
 from remanence.core.slots import Part
+from remanence.experiment.privacy_checks import covers_label_counts
 from remanence.flower.discrete_noise import draw_geometric
 from remanence.flower.settings import Policy, exact_number
 from remanence.flower.wire import WireMessage
@@ -56,10 +57,25 @@ def check_method(policy: Policy, task: TrainingTask) -> None:
                 f"this site accepts only {allowed} (policy.methods), but the experiment uses"
                 f" {part.name}",
             )
-    sent = task.payload_spec()
-    for part in task.method.parts if not policy.label_counts else ():
+    sent, protecting = task.payload_spec(), protecting_part(task.method)
+    for part in task.method.parts:
         for path in pytree.flatten(sent.get(part.name, {})):
-            _check_leaf(part, path)
+            if not policy.label_counts:
+                _check_leaf(part, path)
+            elif protecting and not _is_covered(task.method, part, path):
+                raise Declined(
+                    "policy",
+                    f"{protecting} hides single examples, but not in what {part.name} sends"
+                    f" ({path.replace(pytree.SEPARATOR, '.')}): leave one of them out",
+                )
+
+
+def _is_covered(method: ComposedMethod, part: Part, path: str) -> bool:
+    """Whether a value of a payload says no more than the accounts of the method's noise cover."""
+    disclosure = part.disclosure(path)
+    if disclosure.reveals == LABEL_COUNTS:
+        return covers_label_counts(method)
+    return disclosure.reveals != EXAMPLES or part.protects(path)
 
 
 def _check_leaf(part: Part, path: str) -> None:
