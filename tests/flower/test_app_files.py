@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from remanence.cli.main import app as command_line
 from remanence.core.errors import InputError
 from remanence.flower.app_files import SITE, write_app
-from remanence.flower.settings import read_site
+from remanence.flower.quickstart import write_site
+from remanence.flower.settings import Policy, read_site
 
 runner = CliRunner()
 
@@ -75,7 +76,9 @@ def test_flower_accepts_the_app(tmp_path: Path) -> None:
 
 def test_the_example_site_file_is_valid(tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(SITE)
-    assert list(read_site(tmp_path / "site.toml").clients) == [0]
+    example = read_site(tmp_path / "site.toml")
+    assert list(example.clients) == [0]
+    assert example.settings.policy == Policy()  # it shows the defaults
 
 
 def test_what_cannot_become_an_app_raises_an_error(tmp_path: Path) -> None:
@@ -148,15 +151,32 @@ def test_certificates_are_valid_for_their_hosts_and_keys_are_private(tmp_path: P
 def test_check_lists_what_a_site_would_send(tmp_path: Path) -> None:
     experiment = write_experiment(tmp_path, text='method = "scaffold"\n[clients]\ncount = 4\n')
     site = tmp_path / "site.toml"
-    site.write_text(
-        'name = "trial"\n[data]\n1 = "share"\n[policy]\nsuppress = 5\n[compute]\ndevice = "cpu"\n'
-    )
-    done = runner.invoke(command_line, ["flower", "check", str(site), str(experiment)])
-    assert done.exit_code == 0
-    assert "client 1:" in done.output
-    assert "scaffold.change." in done.output
-    assert "those below 5 as 0" in done.output
+    for policy, counts, loss in (
+        ("suppress = 5", "it sends no counts of predictions: exact counts", False),
+        ("label_counts = true\nsuppress = 5", "exact counts of correct and wrong", True),
+        ("epsilon = 0.5", "epsilon 0.5 for each model and client, until 8 is spent", False),
+    ):
+        site.write_text(
+            f'name = "trial"\n[data]\n1 = "share"\n[policy]\n{policy}\n[compute]\ndevice = "cpu"\n'
+        )
+        done = runner.invoke(command_line, ["flower", "check", str(site), str(experiment)])
+        assert done.exit_code == 0
+        assert "client 1:" in done.output
+        assert "scaffold.change." in done.output
+        assert counts in done.output
+        assert ("those below 5 as 0" in done.output) == ("label_counts" in policy)
+        assert ("the mean loss" in done.output) == loss
+    site.write_text('name = "trial"\n[data]\n1 = "share"\n[policy]\nmin_examples = 9000\n')
+    small = runner.invoke(command_line, ["flower", "check", str(site), str(experiment)])
+    assert small.exit_code == 2
+    assert "declines to train (policy): an update of client 1" in small.output
     site.write_text('name = "trial"\n[data]\n1 = "share"\n[policy]\nmethods = ["fedavg"]\n')
     refused = runner.invoke(command_line, ["flower", "check", str(site), str(experiment)])
     assert refused.exit_code == 2
     assert "declines (policy): this site accepts only fedavg" in refused.output
+
+
+def test_a_quickstart_site_says_why_it_sends_label_counts(tmp_path: Path) -> None:
+    path = write_site(tmp_path / "site-0", "site-0", range(2))
+    assert read_site(path).settings.policy.label_counts
+    assert "published digits" in path.read_text().partition("name")[0]

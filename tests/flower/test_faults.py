@@ -16,7 +16,8 @@ from run_states import assert_equals_sequential, last_state
 
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.slots import Part
-from remanence.flower.site import Site, decline_undeclared
+from remanence.flower.policy import release
+from remanence.flower.site import Site
 from remanence.flower.transport import Response
 from remanence.flower.wire import WireMessage
 from remanence.methods import PARTS
@@ -104,13 +105,13 @@ def test_an_undeclared_payload_gets_no_answer(
 
 def test_a_field_of_a_response_that_is_not_declared_is_not_sent() -> None:
     fine = WireMessage({"kind": "trained"}, {"params/w": np.zeros(1)})
-    assert decline_undeclared(fine) is fine
+    assert release(fine, exactly=True) is fine
     for response in (
         fine._replace(header={"kind": "trained", "diagnoses": ["a"]}),
         fine._replace(site_arrays={"label_counts": np.zeros(4)}),
         fine._replace(shared_arrays={"examples/x": np.zeros(4)}),
     ):
-        refused = decline_undeclared(response)
+        refused = release(response, exactly=True)
         assert refused.header["kind"] == "declined"
         assert not refused.arrays
 
@@ -316,6 +317,13 @@ class TamperingSite(Site):
         (
             lambda reply: reply._replace(
                 site_arrays={n: a for n, a in reply.site_arrays.items() if n != "loss"}
+            ),
+            "malformed",
+        ),
+        (  # a loss is missing only where the site says that it withholds it
+            lambda reply: reply._replace(
+                header=reply.header | {"withheld": "loss"},
+                site_arrays={n: a for n, a in reply.site_arrays.items() if n != "loss"},
             ),
             "malformed",
         ),

@@ -65,9 +65,8 @@ def sites_with_tables(folder: Path, policy: dict[str, Any] | None = None) -> dic
 
 def test_a_coordinator_without_data_trains_and_evaluates(tmp_path: Path) -> None:
     """5 test examples at each of three clients: 15 in all."""
-    run = run_in_process(
-        make_config(), InProcessTransport(sites_with_tables(tmp_path)), tmp_path / "run"
-    )
+    sites = sites_with_tables(tmp_path, {"label_counts": True})
+    run = run_in_process(make_config(), InProcessTransport(sites), tmp_path / "run")
     assert [line["replies"] for line in run.metrics if line["split"] == "test"] == [3, 3]
     assert run.ledger.select(split="test", moment="merged")["total"].sum(axis=1).tolist() == [
         15,
@@ -109,8 +108,12 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
     names = set(last_state(run).server.model.params)
     assert set(reply.arrays) == {f"params/{n}" for n in names} | {
         f"payload/scaffold/change/{n}" for n in names
-    } | {"weight", "loss"}
-    assert set(reply.header) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
+    } | {"weight"}
+    assert set(reply.header) == {"kind", "round", "clients", "site", "clients_here", "withheld"}
+    assert reply.header["withheld"] == ["loss", "seconds"]
+    permissive = sites_with_tables(tmp_path / "other", {"label_counts": True})[node].answer(message)
+    assert {*permissive.arrays} - {*reply.arrays} == {"loss"}
+    assert {*permissive.header} ^ {*reply.header} == {"withheld", "seconds"}
 
 
 def test_random_numbers_do_not_follow_from_the_key_in_a_message(tmp_path: Path) -> None:
@@ -185,12 +188,13 @@ def test_the_ledger_has_the_suppressed_counts(tmp_path: Path) -> None:
     """Every count of 5 test examples is below 6, so all are sent as 0 and there is no accuracy."""
     run = run_in_process(
         make_config(rounds=1),
-        InProcessTransport(sites_with_tables(tmp_path, {"suppress": 6})),
+        InProcessTransport(sites_with_tables(tmp_path, {"suppress": 6, "label_counts": True})),
         tmp_path / "run",
     )
     line = next(line for line in run.metrics if line["split"] == "test")
     assert line["accuracy"] is None
     assert line["replies"] == 3
+    assert "sends no counts" not in (run.folder / "federation.log").read_text()
 
 
 def test_a_site_that_sends_no_counts_still_trains(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -24,13 +27,15 @@ from remanence.core.declarations import (
 )
 from remanence.core.rng import Key
 from remanence.core.slots import Part, Transform
+from remanence.flower.discrete_noise import draw_geometric
 from remanence.flower.policy import (
     Declined,
+    add_noise,
     check_code,
     check_evaluation,
     check_method,
-    draw_geometric,
-    privatize_counts,
+    check_update,
+    suppress_counts,
 )
 from remanence.flower.secure_noise import needs_secret_noise, secret_noise
 from remanence.flower.settings import Policy
@@ -41,7 +46,7 @@ LOSS = np.array([30.0])
 
 
 def test_counts_do_not_change_by_default() -> None:
-    shown, loss = privatize_counts(Policy(), CONFUSION, LOSS)
+    shown, loss = suppress_counts(Policy(), CONFUSION, LOSS)
     assert shown.tolist() == CONFUSION.tolist()
     assert loss.tolist() == [30.0]
 
@@ -50,41 +55,48 @@ def test_small_counts_are_suppressed_and_the_mean_loss_stays() -> None:
     """Below 5: the 3 becomes 0, 5 stays. 12 of 15 examples are left, so the summed loss is 30 * 12
     / 15 = 24, and the mean 2 as before.
     """
-    shown, loss = privatize_counts(Policy(suppress=5), CONFUSION, LOSS)
+    shown, loss = suppress_counts(Policy(suppress=5), CONFUSION, LOSS)
     assert shown.tolist() == [[[7, 0], [0, 5]]]
     assert loss.tolist() == [24.0]
     assert loss[0] / shown.sum() == LOSS[0] / CONFUSION.sum()
 
 
 def test_with_no_counts_left_the_loss_is_zero() -> None:
-    shown, loss = privatize_counts(Policy(suppress=100), CONFUSION, LOSS)
+    shown, loss = suppress_counts(Policy(suppress=100), CONFUSION, LOSS)
     assert not shown.any()
     assert loss.tolist() == [0.0]
 
 
-@given(st.floats(5e-324, 5.0), st.integers(0, 2**32))
-def test_noised_counts_are_counts(epsilon: float, seed: int) -> None:
-    shown, loss = privatize_counts(Policy(epsilon=epsilon), CONFUSION, LOSS, Key(seed))
+@given(st.floats(5e-324, 5.0))
+def test_noised_counts_are_counts(epsilon: float) -> None:
+    shown = add_noise(Policy(epsilon=epsilon, suppress=2), CONFUSION)
     assert shown.dtype == np.int64
-    assert (shown >= 0).all()
-    assert np.isfinite(loss).all()
+    assert ((shown == 0) | (shown >= 2)).all()
 
 
 def test_noise_has_the_promised_distribution() -> None:
     """P(z) = (1 - a) / (1 + a) * a^|z| with a = exp(-epsilon): for epsilon = ln 2, a = 1/2, so
-    P(0) = 1/3 and P(1) = P(-1) = 1/6.
+    P(0) = 1/3, P(1) = P(-1) = 1/6 and P(2) = 1/12.
     """
-    drawn = draw_geometric(Key(1), float(np.log(2)), (60_000,))
-    shares = [(drawn == z).mean() for z in (-1, 0, 1)]
-    # more than five standard deviations
-    assert shares == pytest.approx([1 / 6, 1 / 3, 1 / 6], abs=0.01)
-    assert abs(drawn.mean()) < 0.03
+    below = random.Random(1).randrange
+    drawn = draw_geometric(Fraction(math.log(2)), (40_000,), below)
+    shares = [(drawn == z).mean() for z in (-1, 0, 1, 2)]
+    # more than four standard deviations
+    assert shares == pytest.approx([1 / 6, 1 / 3, 1 / 6, 1 / 12], abs=0.01)
+    assert abs(drawn.mean()) < 0.05
+
+
+def test_noise_takes_every_value() -> None:
+    """With epsilon 1/1000 half of the noise is odd, and the mean size is 1000."""
+    drawn = draw_geometric(Fraction(1, 1000), (10_000,), random.Random(1).randrange)
+    assert (drawn % 2).mean() == pytest.approx(0.5, abs=0.02)
+    assert np.abs(drawn).mean() == pytest.approx(1000, rel=0.05)
 
 
 def test_noise_comes_from_the_operating_system() -> None:
     """Two responses about the same examples differ, with the same experiment and seed."""
     many = np.repeat(CONFUSION, 50, axis=0)
-    shown = [privatize_counts(Policy(epsilon=0.1), many, np.repeat(LOSS, 50))[0] for _ in range(2)]
+    shown = [add_noise(Policy(epsilon=0.1), many) for _ in range(2)]
     assert (shown[0] != shown[1]).any()
 
 
@@ -108,13 +120,41 @@ def test_only_listed_methods_are_accepted() -> None:
         check_method(Policy(methods=("fedavg", "wsm")), task)
 
 
-def test_code_and_counts_need_permission() -> None:
+def test_counts_need_a_permission_or_noise() -> None:
+    """Exact counts are label counts, and so are noised counts where one example changes the inputs
+    of all.
+    """
+    method = small_experiment("fedavg").task.method
+    assert check_evaluation(Policy(epsilon=0.5), method, own_statistics=False)
+    assert check_evaluation(Policy(epsilon=0.5, label_counts=True), method, own_statistics=False)
+    assert not check_evaluation(Policy(label_counts=True), method, own_statistics=True)
+    for policy, own_statistics, reason in (
+        (Policy(), False, "exact counts of predictions reveal label counts"),
+        (Policy(suppress=5), False, "exact counts of predictions reveal label counts"),
+        (Policy(label_counts=True, evaluate=False), False, "sends no counts"),
+        (Policy(epsilon=0.5), True, "normalize all of them with their own mean"),
+    ):
+        with pytest.raises(Declined, match=reason):
+            check_evaluation(policy, method, own_statistics)
+    private = small_experiment("fedavg+dp_sgd(noise=1)").task.method
+    with pytest.raises(Declined, match="dp_sgd hides single examples, and exact counts"):
+        check_evaluation(Policy(label_counts=True), private, own_statistics=False)
+
+
+def test_small_updates_are_declined() -> None:
+    policy = Policy(min_examples=10, min_steps=3)
+    check_update(policy, 4, 10, 3)
+    with pytest.raises(Declined, match=r"client 4 would come from 9 training examples, and .* 10"):
+        check_update(policy, 4, 9, 3)
+    with pytest.raises(Declined, match=r"2 local steps, and .* fewer than 3 \(policy.min_steps\)"):
+        check_update(policy, 4, 10, 2)
+
+
+def test_code_needs_permission() -> None:
     check_code(Policy(), "mlp(width=8)")
     check_code(Policy(code=True), "mine.nets:Net(width=8)")
     with pytest.raises(Declined, match="imports and runs Python code"):
         check_code(Policy(), "mine.nets:Net(width=8)")
-    with pytest.raises(Declined, match="sends no counts"):
-        check_evaluation(Policy(evaluate=False))
 
 
 def noisy_part() -> Part:
@@ -139,12 +179,25 @@ def test_an_undeclared_payload_is_declined() -> None:
     check_method(Policy(), small_experiment(declared).task)
 
 
-def test_a_payload_that_reveals_examples_needs_noise() -> None:
-    check_method(Policy(), small_experiment("fedwavg(noise=3)+wsm").task)
+def test_a_payload_that_reveals_examples_needs_permission() -> None:
+    """Noise of the experiment's own choice is none: it may be tiny, and is new in every answer."""
     check_method(Policy(), small_experiment("scaffold").task)
-    for method in ("fedwavg", "scaffold(option=1)"):
+    for method in ("fedwavg", "fedwavg(noise=3)", "scaffold(option=1)"):
+        check_method(Policy(label_counts=True), small_experiment(method).task)
         with pytest.raises(Declined, match="may reveal single examples"):
             check_method(Policy(), small_experiment(method).task)
+
+
+def test_under_a_privacy_part_every_payload_is_in_an_account() -> None:
+    """Also at a site that allows label counts. FedWAvg's counts of a chosen model give label counts
+    away, so dp_counts would hide nothing.
+    """
+    policy = Policy(label_counts=True)
+    check_method(policy, small_experiment("fedwavg(noise=5)+wsm+dp_counts").task)
+    check_method(policy, small_experiment("fednova+wsm+dp_counts").task)
+    for method, leaf in (("fedwavg", "forgettable"), ("scaffold(option=1)", "change.body.weight")):
+        with pytest.raises(Declined, match=rf"dp_counts hides single .* sends \({leaf}\)"):
+            check_method(policy, small_experiment(f"{method}+wsm+dp_counts").task)
 
 
 def test_noise_that_is_not_declared_comes_from_a_secret_key() -> None:

@@ -49,6 +49,12 @@ def test_clients_are_in_order_and_paths_are_relative_to_the_file(tmp_path: Path)
         (GOOD + "[policy]\nsuppress = -3", "policy.suppress cannot be used"),
         (GOOD + "[policy]\nepsilon = -1.0", "policy.epsilon cannot be used"),
         (GOOD + "[policy]\nepsilon = inf", "policy.epsilon cannot be used"),
+        (GOOD + "[policy]\nbudget = -1", "policy.budget cannot be used"),
+        (
+            GOOD + "[policy]\nepsilon = 0.5\nbudget = 0",
+            "policy.epsilon = 0.5 is above policy.budget",
+        ),
+        (GOOD + "[policy]\nmin_steps = 0", "policy.min_steps cannot be used"),
         (GOOD + '[compute]\nengine = "ray"', "compute.engine cannot be used"),
         ("name = ", "is not valid TOML"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -138,6 +139,36 @@ def check(
     print("\n".join(lines))
     if lines[-1].startswith("declines"):
         raise typer.Exit(2)
+
+
+@app.command()
+def audit(
+    site: Annotated[Path, typer.Argument(help="The site.toml of the site.")],
+    experiment: Annotated[
+        Path | None,
+        typer.Argument(help="Experiment file. Default: every method, with small settings."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one row a field.")] = False,
+) -> None:
+    """Send every message that a coordinator can make to a site's answering code, in this process,
+    and print how each field of the answers leaves the site. The site's budget and state folder
+    stay as they are.
+    """
+    from remanence.flower.audit import audit as audit_site
+    from remanence.flower.audit import group_rows
+
+    rows = audit_site(site, experiment)
+    if as_json:
+        print(json.dumps([row._asdict() for row in rows], indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("message", "field", "reveals", "leaves", "method")
+    for row in group_rows(rows):
+        table.add_row(*row)
+    Console().print(table)
+    print("The site answered with a copy of its state: nothing was sent, spent or stored.")
 
 
 def require_flower() -> None:

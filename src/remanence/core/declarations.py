@@ -24,6 +24,7 @@ class Disclosure(NamedTuple):
     reveals: str  # one of REVEALS
     is_count: bool = False  # numbers of examples, which a hostile client may overstate
     cure: str = ""  # what to use instead where the value has to be protected
+    noised: bool = False  # a site adds the noise of its policy, and pays for it with its budget
 
 
 UNDECLARED = Disclosure("examples")
@@ -37,9 +38,10 @@ REPLY: Mapping[str, Disclosure] = {
     "weight": Disclosure("size", is_count=True),
     "loss": Disclosure("examples"),
     "payload": Disclosure("nothing"),  # each leaf has a declaration of its part
-    # of evaluation, which a site can forbid, suppress or add noise to
+    # exact counts of evaluation: those of a constant model are the label counts
     "confusion": Disclosure("label_counts", is_count=True),
     "valid": Disclosure("label_counts", is_count=True),
+    "noised": Disclosure("label_counts", is_count=True, noised=True),
 }
 
 # Fields of the header of a site's response.
@@ -53,7 +55,8 @@ RESPONSE_HEADER: Mapping[str, Disclosure] = {
     "evaluates": Disclosure("nothing"),
     "code": Disclosure("nothing"),
     "reason": Disclosure("nothing"),
-    "seconds": Disclosure("size"),
+    "withheld": Disclosure("nothing"),  # fields that the site's policy does not let out
+    "seconds": Disclosure("examples"),  # the time of an operation may depend on its operands
     "sizes": Disclosure("size", is_count=True),
 }
 

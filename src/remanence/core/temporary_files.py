@@ -77,6 +77,13 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def wait_for_lock(descriptor: int) -> None:
+    """Lock an open file, and wait while another process has locked it; OSError on a disk without
+    locks.
+    """
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
 def delete_unless_locked(name: str, folder: int) -> None:
     """Delete a temporary file or folder, unless a living process is writing it."""
     status = status_of(name, folder)

@@ -33,9 +33,13 @@ Site:
     site_data          the site's own data as a task for a local engine
     site_files         reads the data that site.toml names
     site_storage       client states and replies on the site's disk
-    policy             what the site declines, and noise on the counts that it sends
+    policy             what the site declines, what it withholds, and noise on counts
+    discrete_noise     that noise, drawn exactly
+    budget             the epsilon of the counts about each client, for all runs
+    budget_file        the file of the budget
     secure_noise       noise that does not follow from the experiment's seed
-Commands of `remanence flower`: certificates, processes, app_files, preflight, quickstart.
+Commands of `remanence flower`: certificates, processes, app_files, preflight, quickstart, audit,
+with the messages of sample_requests.
 
 The package may import everything below the front ends. Only `transport`, `server_app` and
 `client_app` import Flower. To read the code, begin with `coordinator` and `site`. The guide for

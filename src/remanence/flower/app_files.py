@@ -40,10 +40,13 @@ state = "state"                 # a folder for the clients' states; they never l
 0 = "npz(path='data.npz')"
 
 [policy]
-label_counts = false            # send label counts, to methods that ask for them
-evaluate = true                 # send counts of correct and wrong predictions
-suppress = 0                    # send counts below this as 0
-epsilon = 0.0                   # above 0: send counts with two-sided geometric noise
+label_counts = false            # send label counts and what reveals them: exact counts, losses
+evaluate = true                 # send counts of predictions: exact ones if label_counts = true
+epsilon = 0.0                   # above 0: counts with noise of this epsilon for a model and client
+budget = 8.0                    # epsilon of all noised counts that ever leave about one client
+suppress = 0                    # send counts below this as 0; guarantees nothing
+min_examples = 8                # send no update from fewer training examples
+min_steps = 2                   # or from fewer local steps
 code = false                    # import and run a model class that an experiment names
 
 [compute]

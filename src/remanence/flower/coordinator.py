@@ -7,6 +7,7 @@ and their last replies, so a repeated request gets the same reply.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 import uuid
@@ -163,13 +164,12 @@ def describe_cost(session: Session, transport: Transport, rounds: int) -> str:
     """A sentence on bytes and response times, so that the overhead of a federation is visible."""
     if not session.response_times:
         return f"done: {rounds} rounds"
-    took, worked = (
-        statistics.median(column) for column in zip(*session.response_times, strict=True)
-    )
+    took = statistics.median(seconds for seconds, _ in session.response_times)
+    known = [worked for _, worked in session.response_times if math.isfinite(worked)]
+    work = f", of which its site worked {statistics.median(known):.2f} s" if known else ""
     return (
         f"done: {rounds} rounds; {transport.sent_bytes} bytes of arrays sent to sites,"
-        f" {transport.received_bytes} received; a response took {took:.1f} s (median), of which"
-        f" its site worked {worked:.2f} s"
+        f" {transport.received_bytes} received; a response took {took:.1f} s (median){work}"
     )
 
 

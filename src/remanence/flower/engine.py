@@ -111,8 +111,8 @@ class FlowerEngine(BaseEngine):
             return None
         try:
             numbers: dict[str, Any] = {
-                name: torch.from_numpy(np.array(message.arrays[name])).to(device)
-                for name in ("weight", "loss")
+                name: torch.from_numpy(np.array(array)).to(device)
+                for name, array in _numbers(message, len(clients)).items()
             }
             trained: dict[str, Any] = {
                 kind: as_tree(message.arrays, kind, device)
@@ -184,3 +184,13 @@ class FlowerEngine(BaseEngine):
 
     def close(self) -> None:
         self.local_engine.close()
+
+
+def _numbers(message: WireMessage, clients: int) -> dict[str, np.ndarray]:
+    """The weight and the loss of each client. The loss is NaN where the site withholds it, and
+    nowhere else may it be missing.
+    """
+    arrays, withheld = message.arrays, message.header.get("withheld")
+    hidden = isinstance(withheld, list) and "loss" in withheld
+    loss = np.full(clients, np.nan) if hidden else arrays["loss"]
+    return {"weight": arrays["weight"], "loss": loss}

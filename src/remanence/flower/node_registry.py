@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,9 @@ class Node:
     announced_clients: tuple[int, ...] = ()  # the clients that the site lists
     clients: tuple[int, ...] = ()  # those of them that are assigned to it
     simulated: bool = False  # its data are shares of the experiment's own
-    evaluates: bool = True
+    evaluates: bool = True  # as its site reports
+    budget_spent: bool = False  # its site declined counts: they would exceed its privacy budget
+    logged: set[str] = field(default_factory=set)  # codes that need not be logged again
     declined: tuple[str, str] | None = None  # code and reason
     silent: bool = False  # it missed a timeout and has not responded since
 
@@ -199,7 +201,8 @@ class NodeRegistry:
                 plural = "s" if len(node.clients) > 1 else ""
                 clients = f"client{plural} {', '.join(map(str, node.clients))}"
                 how = "is back" if returned else "joined"
-                self.log(f"site {node.name} {how} with {clients} (node {node.node_id})")
+                counts = "" if node.evaluates else "; it sends no counts"
+                self.log(f"site {node.name} {how} with {clients} (node {node.node_id}){counts}")
 
     def _read_clients(self, node: Node, clients: Any, log_conflicts: bool) -> None:
         """Store the clients that a site lists, if the list is valid."""

@@ -13,8 +13,11 @@ from remanence.flower.deployment import (
     describe_examples,
     site_config,
 )
+from remanence.flower.policy import Declined, check_evaluation, sends_exactly
 from remanence.flower.settings import Policy, read_site
 from remanence.flower.site import Site
+from remanence.flower.site_data import SiteTask
+from remanence.flower.site_work import check_sizes
 from remanence.flower.wire import WireMessage
 from remanence.training.task import TrainingTask
 
@@ -41,11 +44,17 @@ def check_site(site_path: Path, experiment_path: Path) -> list[str]:
     info = site.answer(WireMessage(header, {})).header
     if info["kind"] == "declined":
         return [f"declines ({info['code']}): {info['reason']}"]
-    return [
+    site_task = next(iter(site.tasks.values()))
+    lines = [
         *_describe_sizes(info),
-        *_describe_reply(experiment.task),
-        _describe_evaluation(site.policy),
+        *_describe_reply(experiment.task, site.policy),
+        _describe_evaluation(site, site_task),
     ]
+    try:
+        check_sizes(site.policy, site_task.task, [*site.file.clients])
+    except Declined as declined:
+        lines.append(f"declines to train ({declined.code}): {declined.reason}")
+    return lines
 
 
 def _describe_sizes(info: dict[str, Any]) -> list[str]:
@@ -58,15 +67,19 @@ def _describe_sizes(info: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _describe_reply(task: TrainingTask) -> list[str]:
+def _describe_reply(task: TrainingTask, policy: Policy) -> list[str]:
     initial = task.model.initial
     model = {
         "params": pytree.select_keys(initial.params, task.communicated_params()),
         "buffers": pytree.select_keys(initial.buffers, task.communicated_buffers()),
     }
+    exactly = sends_exactly(policy, task.method)
+    loss = (
+        ", the number of examples and the mean loss" if exactly else " and the number of examples"
+    )
     lines = [
         f"in a round it sends, for each client: {pytree.nbytes(model)} bytes of trained"
-        " parameters, the number of examples and the mean loss"
+        f" parameters{loss}"
     ]
     for p in task.method.parts:
         for path, x in pytree.flatten(task.payload_spec().get(p.name, {})).items():
@@ -76,12 +89,20 @@ def _describe_reply(task: TrainingTask) -> list[str]:
     return lines
 
 
-def _describe_evaluation(policy: Policy) -> str:
-    if not policy.evaluate:
-        return "it sends no counts of correct and wrong predictions"
+def _describe_evaluation(site: Site, site_task: SiteTask) -> str:
+    policy = site.policy
+    try:
+        noised = check_evaluation(policy, site_task.task.method, site_task.own_statistics)
+    except Declined as declined:
+        return f"it sends no counts of predictions: {declined.reason}"
     suppress = f", those below {policy.suppress} as 0" if policy.suppress else ""
-    noise = f", with noise of epsilon {policy.epsilon:g} a response" if policy.epsilon else ""
+    if not noised:
+        return (
+            f"it sends exact counts of correct and wrong predictions by class{suppress}, and"
+            " summed losses"
+        )
     return (
-        f"it sends counts of correct and wrong predictions by class{suppress}{noise}, and summed"
-        " losses"
+        f"it sends counts of correct and wrong predictions by class, with noise{suppress}: epsilon"
+        f" {policy.epsilon:g} for each model and client, until {policy.budget:g} is spent on a"
+        " client"
     )

@@ -1,6 +1,7 @@
 """Scores of models on the sites' examples: the coordinator sends models, sites send counts.
 
-Counts that a site does not send are 0, as for a client without examples.
+Counts that a site does not send are 0, as for a client without examples. With counts that a site
+has noised come no losses: they are NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from remanence.core.types import ModelState, Reply
 from remanence.flower.array_codec import as_arrays
 from remanence.flower.node_registry import Node
 from remanence.flower.session import ReplyWait, RequestResult, Session
-from remanence.flower.wire import WireMessage
+from remanence.flower.wire import NOISED, WireMessage
 from remanence.flower.work_header import work_header
 from remanence.training.task import TrainingTask
 
@@ -160,21 +161,31 @@ class RemoteScorer:
         requests = [
             (node, tuple(sorted(set(owners[positions].tolist()))), message)
             for node, positions, message in messages
-            if node.evaluates
+            if node.evaluates and not node.budget_spent
         ]
         wait = ReplyWait(self.session.timeouts.reply_timeout)
         for result in self.session.request("evaluate", requests, "counts", wait):
             positions = positions_of[id(result.request.message)]
             counts = read_counts(result, len(positions), classes)
             if counts is None:
-                clients = ", ".join(map(str, result.request.clients))
-                reason = result.reason or "its counts are not valid"
-                self.session.log(
-                    f"no counts of clients {clients}: {reason} ({result.code or 'malformed'})"
-                )
+                self._log_missing(result)
                 continue
             confusion[torch.from_numpy(positions)], loss[torch.from_numpy(positions)] = counts
         return PairCounts(confusion, loss)
+
+    def _log_missing(self, result: RequestResult) -> None:
+        """Log why a site sent no counts; once, where it would say the same to every request."""
+        node, code = result.request.node, result.code or "malformed"
+        clients = ", ".join(map(str, result.request.clients))
+        reason = result.reason or "its counts are not valid"
+        if code == "budget":
+            node.budget_spent = True
+            self.session.log(
+                f"site {node.name} sends no more counts in this run: {reason} ({code})"
+            )
+        elif code != "policy" or code not in node.logged:
+            node.logged.add(code)
+            self.session.log(f"no counts of clients {clients}: {reason} ({code})")
 
 
 def read_counts(
@@ -183,19 +194,25 @@ def read_counts(
     """Validate the counts in a site's response.
 
     Returns:
-        The confusion counts and the summed losses; None unless they have the right shapes and
-        dtypes, no count is negative and every loss is finite.
+        The confusion counts and the summed losses, which are NaN where the counts are noised; None
+        unless they have the right shapes and dtypes, no count is negative and every loss that was
+        sent is finite.
     """
     if result.message is None:
         return None
-    confusion, loss = (result.message.arrays.get(prefix + name) for name in ("confusion", "loss"))
+    arrays = result.message.arrays
+    confusion, loss = (arrays.get(prefix + name) for name in ("confusion", "loss"))
+    if confusion is None and NOISED in arrays:
+        exact, confusion, loss = False, arrays[NOISED], np.full(pairs, np.nan)
+    else:
+        exact = True
     if confusion is None or loss is None or confusion.dtype != np.int64 or loss.dtype != np.float64:
         return None
     if (
         confusion.shape != (pairs, classes, classes)
         or loss.shape != (pairs,)
         or (confusion < 0).any()
-        or not np.isfinite(loss).all()
+        or (exact and not np.isfinite(loss).all())
     ):
         return None
     return torch.from_numpy(confusion.copy()), torch.from_numpy(loss.copy())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -79,7 +80,8 @@ class Session:
     target_replies: int
     deadline: RealDeadline
     has_test: bool  # the coordinator has a test set of its own
-    # of every response: seconds until it arrived, and seconds of work at its site
+    # of every response: seconds until it arrived, and seconds of work at its site; NaN where the
+    # site does not send these
     response_times: list[tuple[float, float]] = field(default_factory=list)
 
     def make_message(
@@ -143,10 +145,9 @@ class Session:
                 request.lost_at = time.monotonic()
                 pending[f"lost with {response.message_id}"] = request
                 continue
-            worked = 0.0 if response.message is None else response.message.header.get("seconds")
-            self.response_times.append(
-                (time.monotonic() - request.sent_at, worked if isinstance(worked, float) else 0.0)
-            )
+            worked = None if response.message is None else response.message.header.get("seconds")
+            seconds = worked if isinstance(worked, float) else math.nan
+            self.response_times.append((time.monotonic() - request.sent_at, seconds))
             yield _to_result(request, response)
 
     def _retry_lost(

@@ -10,7 +10,7 @@ torch.
 
     [policy]
     label_counts = false
-    suppress = 5
+    epsilon = 0.1
 
 For trials, write "share" in place of data: the client gets its share of the experiment's own data
 set.
@@ -18,13 +18,15 @@ set.
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StrictStr, ValidationError
+from pydantic import Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from remanence.config import Natural, Number, Section, read_toml
 from remanence.core.errors import InputError, nearest
+from remanence.flower.budget_file import prepare_budget
 
 SIMULATED_SHARE = "share"
 
@@ -32,12 +34,20 @@ SIMULATED_SHARE = "share"
 class Policy(Section):
     """What a site allows. It declines everything else, with the code `policy`."""
 
-    # send label counts, to methods that ask for them
+    # send label counts, to methods that ask for them, and what they can be computed from: exact
+    # counts of predictions, losses, payloads that may reveal single examples
     label_counts: StrictBool = False
-    evaluate: StrictBool = True  # send counts of correct and wrong predictions
-    suppress: Natural = 0  # counts below this are sent as 0
-    # add two-sided geometric noise of this epsilon to the counts of each response; 0: no noise
+    # send counts of correct and wrong predictions; exact ones are label counts, others need epsilon
+    evaluate: StrictBool = True
+    suppress: Natural = 0  # counts below this are sent as 0; this guarantees nothing
+    # add two-sided geometric noise of this epsilon to the counts of one model on one client's
+    # examples; 0: no noise
     epsilon: Annotated[Number, Field(ge=0, lt=float("inf"))] = 0.0
+    # the epsilon of all counts that ever leave about one client
+    budget: Annotated[Number, Field(ge=0, lt=float("inf"))] = 8.0
+    # the least training examples and local steps of an update that leaves
+    min_examples: Annotated[StrictInt, Field(ge=1)] = 8
+    min_steps: Annotated[StrictInt, Field(ge=1)] = 2
     # import and run a model class that an experiment names as package.module:Class
     code: StrictBool = False
     # the only parts that this site accepts, such as fedavg and wsm; empty: all
@@ -81,8 +91,9 @@ class SiteFile:
         return (self.path.parent / self.settings.state).resolve()
 
     def make_state(self) -> Path:
-        """Create the state folder, which only its owner can read."""
+        """Create the state folder, which only its owner can read, with nothing spent."""
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        prepare_budget(self.state)
         return self.state
 
 
@@ -113,7 +124,18 @@ def read_site(path: Path) -> SiteFile:
             f'{path}: some clients have data of their own and some have "share": use one or the'
             " other"
         )
+    policy = settings.policy
+    if policy.epsilon > policy.budget:
+        raise InputError(
+            f"{path}: policy.epsilon = {policy.epsilon:g} is above policy.budget ="
+            f" {policy.budget:g}, so no counts could leave: raise the budget, or lower epsilon"
+        )
     return SiteFile(path.resolve(), settings)
+
+
+def exact_number(value: float) -> Fraction:
+    """A number of a site file as it is written there: ten times 0.1 is 1."""
+    return Fraction(str(value))
 
 
 def _explain(error: ValidationError) -> str:

@@ -5,8 +5,9 @@
     score     -> counts of correct and wrong predictions, protected as the site's policy demands
     personal  -> the same counts for the clients' personal models, which stay at the site
 
-A site that declines a message, or cannot handle it, responds with a code and a reason. For an
-unexpected error it sends only the type, because the text may contain data.
+What of a response leaves is decided in one place, `policy.release`. A site that declines a
+message, or cannot handle it, responds with a code and a reason. For an unexpected error it sends
+only the type, because the text may contain data.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -23,32 +25,45 @@ import torch
 
 from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
-from remanence.core.declarations import REPLY, RESPONSE_HEADER
 from remanence.core.engine import ClientWork
 from remanence.core.errors import RemanenceError
 from remanence.core.pytree import Tree
 from remanence.core.types import ModelState, Reply
 from remanence.engines.table import make_engine
 from remanence.flower.array_codec import as_arrays, as_tree
+from remanence.flower.budget import Budget
 from remanence.flower.policy import (
     Declined,
+    add_noise,
     check_code,
     check_evaluation,
     check_method,
-    privatize_counts,
+    check_statistics,
+    check_uses_counts,
+    decline,
+    release,
+    sends_exactly,
+    suppress_counts,
 )
 from remanence.flower.settings import SiteFile
 from remanence.flower.site_data import SiteTask, build_site_task
 from remanence.flower.site_storage import SiteStorage
-from remanence.flower.site_work import check_clients, digest_of, make_work, read_model
-from remanence.flower.wire import WireArrays, WireMessage
+from remanence.flower.site_work import (
+    check_clients,
+    check_models,
+    check_sizes,
+    digest_of,
+    make_work,
+    read_model,
+)
+from remanence.flower.wire import NOISED, WireArrays, WireMessage
 from remanence.rounds import personalization
 from remanence.training.server_step import local_models
 from remanence.training.task import PERSONAL
 
 logger = logging.getLogger("remanence")
 MAX_TASKS = 2  # experiments whose data stay in memory
-Handler = Callable[[dict[str, Any], WireArrays], WireMessage]
+Handler = Callable[[SiteTask, dict[str, Any], WireArrays], WireMessage]
 
 
 class Site:
@@ -56,6 +71,7 @@ class Site:
 
     def __init__(self, file: SiteFile):
         self.file, self.policy, self.folder = file, file.settings.policy, file.make_state()
+        self.budget = Budget(self.folder, self.policy)
         self.tasks: dict[str, SiteTask] = {}
 
     def answer(self, request: WireMessage) -> WireMessage:
@@ -65,7 +81,7 @@ class Site:
             The response; never raises, because errors are responses too.
         """
         header, begin = request.header, time.perf_counter()
-        kind = header.get("kind")
+        kind, exactly = header.get("kind"), False
         handlers: dict[Any, Handler] = {
             "ping": self._ping,
             "train": self._train,
@@ -75,7 +91,9 @@ class Site:
         try:
             if kind not in handlers:
                 raise Declined("malformed", f"this site cannot handle a message of kind {kind!r}")
-            response = handlers[kind](header, request.arrays)
+            site_task = self._task(header)
+            exactly = sends_exactly(self.policy, site_task.task.method)
+            response = handlers[kind](site_task, header, request.arrays)
         except Declined as declined:
             logger.warning("declined %s: %s (%s)", kind, declined.reason, declined.code)
             response = decline(declined.code, declined.reason)
@@ -85,33 +103,45 @@ class Site:
         except Exception as error:
             logger.exception("%s failed", kind)
             response = decline("failed", f"{type(error).__name__}; see the site's own log")
-        response = decline_undeclared(response)
-        response.header.update(
-            site=self.file.settings.name,
-            clients_here=list(self.file.clients),
-            seconds=time.perf_counter() - begin,
-        )
-        return response
+        about = {
+            "site": self.file.settings.name,
+            "clients_here": list(self.file.clients),
+            "seconds": time.perf_counter() - begin,
+        }
+        return release(response._replace(header=response.header | about), exactly)
 
-    def _ping(self, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
-        site_task = self._task(header)
+    def _ping(self, site_task: SiteTask, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
         info = {
             "kind": "site_info",
             "simulated": site_task.simulated,
             "sizes": site_task.sizes(list(self.file.clients)),
-            "evaluates": self.policy.evaluate,
+            "evaluates": self._evaluates(site_task),
         }
         return WireMessage(info, {})
 
-    def _train(self, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
-        site_task, storage = self._task(header), self._storage(header)
-        round = int(header["round"])
+    def _evaluates(self, site_task: SiteTask) -> bool:
+        """Whether counts can leave for every client here, so that none are requested in vain."""
+        try:
+            noised = self._check_evaluation(site_task)
+        except Declined:
+            return False
+        return not noised or self.budget.covers(self.file.clients)
+
+    def _check_evaluation(self, site_task: SiteTask) -> bool:
+        return check_evaluation(self.policy, site_task.task.method, site_task.own_statistics)
+
+    def _train(
+        self, site_task: SiteTask, header: dict[str, Any], arrays: WireArrays
+    ) -> WireMessage:
+        storage, round = self._storage(header), int(header["round"])
         digest = digest_of(header, arrays)
         stored = storage.find_reply(round, digest)
         if stored is not None:
             logger.info("round %d: a repeated request gets the stored reply", round)
             return stored
         work = make_work(self.file, site_task, storage, header, arrays)
+        clients, phases = work.clients.tolist(), work.num_phases
+        check_sizes(self.policy, site_task.task, clients, work.time_step, phases)
         chunks = Reply.concat(list(site_task.engine.train(work)))
         replies = chunks.select(torch.argsort(chunks.client))
         if site_task.task.is_stateful:
@@ -126,35 +156,50 @@ class Site:
             "weight": replies.weight,
             "loss": replies.loss,
         }
+        fields = {"kind": "trained", "round": round, "clients": replies.client.tolist()}
         counts: WireArrays = {}
-        if header["validate"] and self.policy.evaluate:
-            counts = self._validate(site_task, work, replies)
-        reply = WireMessage(
-            {"kind": "trained", "round": round, "clients": replies.client.tolist()},
-            as_arrays(trained) | counts,
+        if header["validate"]:
+            try:
+                counts = self._validate(site_task, work, replies)
+            except Declined as declined:
+                logger.warning("round %d: no counts: %s", round, declined.reason)
+                fields["withheld"] = ["valid"]
+        reply = release(
+            WireMessage(fields, as_arrays(trained) | counts),
+            sends_exactly(self.policy, site_task.task.method),
         )
         storage.store_reply(round, digest, reply)
         logger.info("round %d: trained clients %s", round, header["clients"])
         return reply
 
-    def _score(self, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
-        check_evaluation(self.policy)
-        site_task = self._task(header)
+    def _score(
+        self, site_task: SiteTask, header: dict[str, Any], arrays: WireArrays
+    ) -> WireMessage:
+        self._check_evaluation(site_task)
         models = read_model(as_tree(arrays, "models", site_task.task.info.device))
         which = np.array(header["which"], dtype=np.int64)
         owners = np.array(header["owners"], dtype=np.int64)
         check_clients(owners.tolist(), self.file.clients)
+        check_models(site_task.task, models, which, owners)
         split = str(header["split"])
         if split not in ("train", "valid", "test") or (split == "test" and site_task.simulated):
             raise Declined("malformed", f"this site has no {split!r} examples of its own")
-        return self._counts(site_task, models, which, owners, split, int(header["time_step"]))
+        time_step = int(header["time_step"])
+        counts = self._counts(site_task, models, which, owners, split, time_step)
+        return WireMessage({"kind": "counts"}, counts)
 
-    def _score_personal(self, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
+    def _score_personal(
+        self, site_task: SiteTask, header: dict[str, Any], arrays: WireArrays
+    ) -> WireMessage:
         """Make personal models as `personalization.make_models` does, from the states that the
         header names, and score them.
         """
-        check_evaluation(self.policy)
-        site_task = self._task(header)
+        if self._check_evaluation(site_task):
+            raise Declined(
+                "policy",
+                "a personal model is made from training examples and stays at this site, so the"
+                " noise on counts (policy.epsilon) would not cover them: set record.personal to 0",
+            )
         work = make_work(self.file, site_task, self._storage(header), header, arrays)
         personal = work.client_state.get(PERSONAL, {})
         models = ModelState(
@@ -171,7 +216,8 @@ class Site:
             tuned = Reply.concat(list(engine.train(finetune_work)))
             models = ModelState(models.params | tuned.params, models.buffers | tuned.buffers)
         one_each = np.arange(len(work.clients))
-        return self._counts(site_task, models, one_each, work.clients, "valid", work.time_step)
+        counts = self._counts(site_task, models, one_each, work.clients, "valid", work.time_step)
+        return WireMessage({"kind": "counts"}, counts)
 
     def _validate(self, site_task: SiteTask, work: ClientWork, replies: Reply) -> WireArrays:
         """Counts of the trained models on validation examples. Sent with the reply, they save a
@@ -180,7 +226,7 @@ class Site:
         models = local_models(work.start, replies, stacked=work.per_client_start)
         one_each = np.arange(len(work.clients))
         counts = self._counts(site_task, models, one_each, work.clients, "valid", work.time_step)
-        return {f"valid/{name}": array for name, array in counts.site_arrays.items()}
+        return {name if name == NOISED else f"valid/{name}": x for name, x in counts.items()}
 
     def _counts(
         self,
@@ -190,13 +236,21 @@ class Site:
         owners: np.ndarray,
         split: str,
         time_step: int,
-    ) -> WireMessage:
-        """Score models and apply the site's policy to the counts."""
+    ) -> WireArrays:
+        """Evaluate models, and return the counts that the site's policy allows. Noised ones are
+        paid for before anything is computed.
+        """
+        noised = self._check_evaluation(site_task)
+        if noised:
+            self.budget.spend(Counter(owners.tolist()))
         scores = site_task.engine.score_pairs(models, which, owners, split, time_step)
-        confusion, loss = privatize_counts(
+        if noised:  # the losses of single examples have no bound, so no noise covers their sum
+            counts = add_noise(self.policy, scores.confusion.numpy())
+            return {NOISED: counts}
+        confusion, loss = suppress_counts(
             self.policy, scores.confusion.numpy(), scores.loss.numpy()
         )
-        return WireMessage({"kind": "counts"}, {"confusion": confusion, "loss": loss})
+        return {"confusion": confusion, "loss": loss}
 
     def _task(self, header: dict[str, Any]) -> SiteTask:
         """The experiment at this site, built once and kept, if the policy allows its method. Every
@@ -212,23 +266,11 @@ class Site:
             while len(self.tasks) >= MAX_TASKS:
                 self.tasks.pop(next(iter(self.tasks))).engine.close()
             self.tasks[key] = site_task
-        check_method(self.policy, self.tasks[key].task)
-        return self.tasks[key]
+        site_task = self.tasks[key]
+        check_method(self.policy, site_task.task)
+        check_uses_counts(self.policy, site_task.task.method, site_task.uses_counts)
+        check_statistics(site_task.task.method, site_task.own_statistics)
+        return site_task
 
     def _storage(self, header: dict[str, Any]) -> SiteStorage:
         return SiteStorage(self.folder, str(header.get("run")))
-
-
-def decline(code: str, reason: str) -> WireMessage:
-    """A response that declines a message."""
-    return WireMessage({"kind": "declined", "code": code, "reason": reason}, {})
-
-
-def decline_undeclared(response: WireMessage) -> WireMessage:
-    """The response, or a decline if one of its fields does not declare what it reveals."""
-    roots = {name.partition(pytree.SEPARATOR)[0] for name in response.arrays}
-    unknown = sorted(set(response.header) - set(RESPONSE_HEADER)) + sorted(roots - set(REPLY))
-    if not unknown:
-        return response
-    logger.error("not sent: the field %s does not declare what it reveals", unknown[0])
-    return decline("failed", "a field of the response is not declared")

@@ -34,8 +34,9 @@ from remanence.methods import PARTS
 from remanence.training.task import TrainingTask
 
 PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # datasets with the same files everywhere
-# slots that a site leaves empty; fine-tuning of personal models runs there
-NOT_AT_SITES = ({*SERVER_SLOTS} - {"personalize"}) | {"peers"}
+# slots that a site leaves empty; fine-tuning of personal models runs there. The coordinator has
+# validated the method, with its public examples
+NOT_AT_SITES = ({*SERVER_SLOTS} - {"personalize"}) | {"peers", "validate"}
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class SiteTask:
     experiment: BuiltExperiment
     engine: Engine
     simulated: bool  # the examples are shares of the experiment's own data
+    uses_counts: str = ""  # the part that chooses models by exact counts and losses
+    own_statistics: bool = False  # all examples are normalized with their own mean
 
     @property
     def task(self) -> TrainingTask:
@@ -105,8 +108,19 @@ def build_site_task(site: SiteFile, config: Experiment, expected: Mapping[str, A
         if simulated
         else _build_from_files(site, local, expected, count)
     )
-    engine = make_local_engine(compute.engine, experiment.task, len(clients))
-    return SiteTask(experiment, engine, simulated)
+    task = experiment.task
+    engine = make_local_engine(compute.engine, task, len(clients))
+    uses_counts = next(
+        (
+            p.name
+            for p in parse_method(config.method, PARTS).parts
+            if p.peers is not None or p.model_assignment is not None
+        ),
+        "",
+    )
+    # shares are normalized with the statistics of published data
+    own_statistics = not simulated and task.train.mean is not None and not expected.get("std")
+    return SiteTask(experiment, engine, simulated, uses_counts, own_statistics)
 
 
 def make_local_engine(name: str, task: TrainingTask, num_clients: int) -> Engine:
@@ -170,10 +184,7 @@ def _build_from_files(
             "the experiment simulates drift, but this site has data of its own: drift works on"
             " shares of published data",
         )
-    datasets = {
-        client: read_client(site, config, client, text, expected)
-        for client, text in site.clients.items()
-    }
+    datasets = {client: read_client(site, config, client, expected) for client in site.clients}
     dataset = join_datasets(list(datasets.values()))
     data = {"name": site.settings.name, "partition": "by_group", "public": 0}
     local = config.model_copy(

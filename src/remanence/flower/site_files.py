@@ -21,25 +21,20 @@ from remanence.flower.settings import SiteFile
 
 
 def read_client(
-    site: SiteFile, config: Experiment, client: int, text: str, expected: Mapping[str, Any]
+    site: SiteFile, config: Experiment, client: int, expected: Mapping[str, Any]
 ) -> ArrayDataset:
-    """Read a client's data.
+    """Read a client's data and compare them with the experiment's.
 
     Args:
         site: The site's settings.
         config: The experiment.
         client: The client's number.
-        text: What site.toml names as its data.
         expected: The coordinator's description of examples.
 
     Returns:
         The data with the experiment's classes, and without groups.
     """
-    if is_import_path(text):
-        dataset = _call(site, client, text)
-    else:
-        data = {"name": text, "dir": str(site.path.parent)}
-        dataset = load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
+    dataset = load_client(site, config, client)
     classes, shape = [str(name) for name in expected["classes"]], tuple(expected["shape"])
     if dataset.kind != expected["kind"] or dataset.shape != shape:
         raise Declined(
@@ -56,6 +51,15 @@ def read_client(
     label = np.array([classes.index(name) for name in dataset.classes], dtype=np.int64)
     train, test = (DatasetSplit(split.x, label[split.y]) for split in (dataset.train, dataset.test))
     return replace(dataset, classes=tuple(classes), train=train, test=test, group_names=())
+
+
+def load_client(site: SiteFile, config: Experiment, client: int) -> ArrayDataset:
+    """The data that site.toml names for a client."""
+    text = site.clients[client]
+    if is_import_path(text):
+        return _call(site, client, text)
+    data = {"name": text, "dir": str(site.path.parent)}
+    return load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
 
 
 def _call(site: SiteFile, client: int, text: str) -> ArrayDataset:

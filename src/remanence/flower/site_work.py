@@ -14,15 +14,17 @@ from remanence.core.engine import ClientWork
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
+from remanence.data.batches import count_steps
 from remanence.flower.array_codec import as_tree
-from remanence.flower.policy import Declined
+from remanence.flower.policy import Declined, check_update
 from remanence.flower.secure_noise import draw_key, fixed_stats, needs_secret_noise
-from remanence.flower.settings import SiteFile
+from remanence.flower.settings import Policy, SiteFile
 from remanence.flower.site_data import SiteTask
 from remanence.flower.site_storage import SiteStorage
 from remanence.flower.wire import WireArrays
 from remanence.training.server_step import Server
 from remanence.training.state import NO_STATE, RunState, load_client_states
+from remanence.training.task import TrainingTask
 
 
 def make_work(
@@ -76,6 +78,47 @@ def make_work(
 
 def read_model(tree: Tree) -> ModelState:
     return ModelState(tree.get("params", {}), tree.get("buffers", {}))
+
+
+def check_models(
+    task: TrainingTask, models: ModelState, which: np.ndarray, owners: np.ndarray
+) -> None:
+    """Decline models that are not the experiment's, before the site pays for their counts."""
+    given, count = models._asdict(), 0
+    for kind, initial in task.model.initial._asdict().items():
+        shapes = {name: tuple(x.shape[1:]) for name, x in given[kind].items()}
+        counts = {len(x) for x in given[kind].values()}
+        count = max(counts, default=count)
+        if shapes != {name: tuple(x.shape) for name, x in initial.items()} or len(counts) > 1:
+            raise Declined("malformed", f"the models' {kind} are not those of the experiment")
+    if which.shape != owners.shape or which.ndim != 1 or ((which < 0) | (which >= count)).any():
+        raise Declined("malformed", "the message pairs clients with models that it does not have")
+
+
+def check_sizes(
+    policy: Policy,
+    task: TrainingTask,
+    clients: list[int],
+    time_step: int = 0,
+    num_phases: int = 0,
+) -> None:
+    """Decline work whose update would come from too few examples or steps.
+
+    Args:
+        policy: The site's policy.
+        task: The experiment at this site.
+        clients: The clients to train.
+        time_step: Of their data.
+        num_phases: Only the first phases; 0: all of them.
+    """
+    sizes = task.population.at(time_step).train.sizes
+    for client in clients:
+        size = int(sizes[client])
+        steps = sum(
+            count_steps(size, task.batch_size, phase.epochs, phase.steps, task.drop_last)
+            for phase in (task.phases[: num_phases or None] if size else ())
+        )
+        check_update(policy, client, size, steps)
 
 
 def check_clients(clients: list[int], own: Container[int]) -> None:

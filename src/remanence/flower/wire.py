@@ -24,6 +24,7 @@ from safetensors.numpy import save as save_arrays
 from remanence.core.errors import RemanenceError
 
 PROTOCOL = 1  # both ends must have the same version
+NOISED = "noised"  # the array of counts with a site's noise, in place of exact ones
 DTYPES = ("bool", "float16", "float32", "float64", "int32", "int64", "uint8")
 WireArrays = dict[str, np.ndarray]
 FlatArrays = dict[str, np.ndarray]  # by dtype, one dimension each
