@@ -63,14 +63,19 @@ def diagnose(folders: Folders, as_json: AsJson = False) -> None:
     """
     from remanence.diagnosis import diagnose as examine
     from remanence.diagnosis import render_text
+    from remanence.metrics.groups import group_runs
+    from remanence.report.phrases import list_warnings
     from remanence.results.run import load
 
-    found = examine([load(folder) for folder in folders])
+    results = [load(folder) for folder in folders]
+    found = examine(results)
     if as_json:
         from dataclasses import asdict
 
         print(json.dumps([asdict(diagnosis) for diagnosis in found], indent=2))
     else:
+        for text in list_warnings(group_runs(results)):
+            print(f"Warning: {text}")
         print(render_text(found), end="")
 
 

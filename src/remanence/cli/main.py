@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from typing import Annotated
 
 import typer
@@ -15,12 +16,19 @@ from remanence.cli.flower import app as flower_app
 from remanence.cli.options import LISTS, AsJson
 from remanence.cli.recipes import reproduce, results
 from remanence.cli.runs import compare, resume, run
-from remanence.core.errors import INTERRUPTED, RemanenceError
+from remanence.core.errors import INTERRUPTED, LearnedNothing, RemanenceError
 from remanence.version import __version__
+
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed; 2 a setting, file or argument cannot be used; 65 done, but a"
+    " run learned nothing (its model is the untrained one); 75 --time-limit reached, all saved;"
+    " 130 Ctrl-C and 143 SIGTERM, all saved."
+)
 
 app = typer.Typer(
     help="Federated and decentralized learning on data that differ and drift: measure what the"
     " models forget, and prevent it.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -105,8 +113,11 @@ def main() -> None:
     import click
 
     try:
-        # typer turns Ctrl-C and typer.Exit into a return value instead of raising
-        code = app(standalone_mode=False) or 0
+        with warnings.catch_warnings():
+            # commands print these themselves
+            warnings.simplefilter("ignore", LearnedNothing)
+            # typer turns Ctrl-C and typer.Exit into a return value instead of raising
+            code = app(standalone_mode=False) or 0
         if code == INTERRUPTED:
             print("remanence: stopped", file=sys.stderr)
     except RemanenceError as error:

@@ -64,6 +64,7 @@ class MethodRow:
     bottom_decile: float | None = None
     previous_concepts: float | None = None  # forgetting of previous concepts
     same_cluster: float | None = None  # share of used peers, mean over rounds
+    learned_nothing: int = 0  # seeds whose model is the untrained one
 
 
 def make_row(group: Group) -> MethodRow:
@@ -103,6 +104,7 @@ def make_row(group: Group) -> MethodRow:
         same_cluster=mean_of(
             mean_of(metric_curve(run, "same_cluster_share").values()) for run in runs
         ),
+        learned_nothing=sum(not run.learned for run in runs),
         **_measure_drift(runs),
     )
 
