@@ -47,7 +47,9 @@ def watch(
     ],
     port: Annotated[int, typer.Option("--port", help="Port of the page. 0: any free port.")] = 0,
 ) -> None:
-    """Show a live report in the browser while runs train; only this machine can connect."""
+    """Show a live report in the browser while runs train. It opens a port on the loopback
+    network interface; only this machine can connect.
+    """
     from remanence.report.live import watch as serve
 
     serve(
