@@ -174,6 +174,25 @@ def test_an_unknown_option_of_flower_would_be_found() -> None:
         parse(typer.main.get_command(app), ("remanence", "run", "--no-such-option", "1"), True)
 
 
+def option_names(command: click.Command) -> set[str]:
+    found = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+    children = command.commands.values() if isinstance(command, click.Group) else ()
+    return found.union({"--help"}, *map(option_names, children))
+
+
+def test_an_option_that_a_page_mentions_exists() -> None:
+    """Between backticks, without its command: `--sample 5`. Flower's are parsed above."""
+    known = option_names(typer.main.get_command(app)) | {"--port"}
+    mentioned = {
+        (page.name, name)
+        for page in PAGES
+        for code in re.findall(r"(?<!`)`(--[^`]+)`", page.read_text(encoding="utf-8"))
+        for name in re.findall(r"(?<!\S)--[a-z][a-z-]*", code)
+    }
+    assert len(mentioned) > 10
+    assert not {(page, name) for page, name in mentioned if name not in known}
+
+
 def test_supernodes_on_one_machine_have_ports_of_their_own() -> None:
     """A SuperNode without --port takes Flower's default, which a second one cannot take too."""
     pytest.importorskip("flwr", reason="the extra remanence[flower] is not installed")

@@ -108,7 +108,9 @@ def test_a_run_that_learned_nothing_has_an_exit_code_of_its_own(tmp_path: Path) 
     done = forked("run", *QUICK, "--set", "round.weight_cap=1", "--out", out)
     assert done.returncode == NOTHING_LEARNED == 65
     assert done.stdout.startswith("Warning: fedavg learned nothing in 2 rounds, its model is the")
-    assert "round 1: no model changed: every reply was rejected, most as weight" in done.stderr
+    assert (
+        "round 1: no update could be used: every reply was rejected, most as weight" in done.stderr
+    )
     again = forked("resume", out, "--json")
     assert again.returncode == NOTHING_LEARNED
     result = json.loads(again.stdout)

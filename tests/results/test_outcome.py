@@ -38,7 +38,8 @@ NO = {"abandoned": True, "learned": False}
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        (NO | {"replies": 0}, "no client replied"),
+        (NO | {"replies": 0}, "no client was online and sampled"),
+        (NO | {"replies": 0, "no_response": [1, 2]}, "no client replied"),
         (NO | {"replies": 0, "late": 3}, "every reply was late"),
         (
             NO | {"replies": 0, "rejected": rejected(1, code="weight", reason="above the cap")},
@@ -59,7 +60,7 @@ def test_why_nothing_was_learned(columns: dict[str, Any], why: str) -> None:
 def test_a_folder_without_the_column_has_learned_unless_all_rounds_are_abandoned() -> None:
     old = [{k: v for k, v in line(1).items() if k not in ("learned", "unmoved")}]
     assert why_nothing_learned(old) == ""
-    assert why_nothing_learned([old[0] | {"abandoned": True, "replies": 0}]) == "no client replied"
+    assert why_nothing_learned([old[0] | {"abandoned": True}]) == "too few replies were valid"
     assert why_nothing_learned([]) == ""
 
 

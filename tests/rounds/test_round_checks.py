@@ -111,11 +111,14 @@ def one_class_each() -> Any:
         ),
         (
             {"round.weight_cap": 1},
-            ["round 1: no model changed: every reply was rejected, most as weight", "weight_cap"],
+            [
+                "round 1: no update could be used: every reply was rejected, most as weight",
+                "weight_cap",
+            ],
         ),
         (
             {"clients.availability": "random(offline=0.999)"},
-            ["round 1: no model changed: no client replied"],
+            ["round 1: no update could be used: no client was online and sampled"],
         ),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, dict) else "",
@@ -143,6 +146,30 @@ def test_public_examples_that_lack_classes() -> None:
     (hint,) = find_hints(build(parse_experiment({}, public)))
     assert "public examples (2) have 2 of 4 classes: feddf trains the server on them" in hint
     assert find_hints(build(parse_experiment({}, public | {"data.public": 40}))) == []
+
+
+def test_batch_norm_on_a_batch_of_one_image() -> None:
+    """About 143 examples a client: batches of one, and of three whose rest is dropped, and of ten."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Sequential(
+                torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2), torch.nn.ReLU()
+            )
+            self.head = torch.nn.Linear(2, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            pooled: torch.Tensor = self.head(self.body(x).mean(dim=(2, 3)))
+            return pooled
+
+    images = {"data.name": "digits", "data.partition": "iid", "clients.count": 10}
+    for size, dropped, said in ((1, False, True), (3, True, False), (10, False, False)):
+        changes = images | {"local.batch_size": size, "local.drop_last": dropped}
+        hints = find_hints(build(parse_experiment({}, changes), module=Net()))
+        assert [hint[:47] for hint in hints] == (
+            ["some client has a batch of a single example, by"] if said else []
+        )
 
 
 @pytest.mark.parametrize("loss", ["tce", "fedlc", "masked_ce"])

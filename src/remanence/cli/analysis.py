@@ -104,8 +104,10 @@ def evaluate(
     source = load_test_data(done, data, data_dir)
     result = evaluate_model(done, source, client=client)
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps({"warnings": done.warnings} | result))
         return
+    for text in done.warnings:
+        print(f"Warning: the run {text}")
     print(
         f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss"
         f" {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"

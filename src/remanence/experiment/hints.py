@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from remanence.core import expressions
+from remanence.experiment.task_checks import has_batch_of_one
 
 if TYPE_CHECKING:
     from remanence.experiment.build import BuiltExperiment
@@ -22,6 +23,7 @@ def find_hints(experiment: BuiltExperiment) -> list[str]:
     return [
         *_one_class_hints(experiment),
         *_optimizer_hints(experiment),
+        *_batch_norm_hints(experiment),
         *_round_hints(experiment),
         *_public_hints(experiment),
         *_peer_hints(experiment),
@@ -85,6 +87,17 @@ def _optimizer_hints(experiment: BuiltExperiment) -> Iterator[str]:
         yield (
             f"local.schedule={config.local.schedule} has a learning rate of 0 in {rounds} of"
             f" {total}: local training changes nothing there; set its final value above 0"
+        )
+
+
+def _batch_norm_hints(experiment: BuiltExperiment) -> Iterator[str]:
+    """Batches of one example; a model that cannot train on one is refused (`task_checks.py`)."""
+    task = experiment.task
+    if task.model.depends_on_batch and not task.clients_remote and has_batch_of_one(task):
+        yield (
+            "some client has a batch of a single example, by whose statistics alone batch norm"
+            " normalizes it: change local.batch_size, set local.drop_last=true, or use a model"
+            " with group norm"
         )
 
 

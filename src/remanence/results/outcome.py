@@ -72,7 +72,7 @@ def why_nothing_learned(lines: Iterable[Mapping[str, Any]]) -> str:
 
     >>> line = {"round": 1, "abandoned": True, "replies": 0, "rejected": []}
     >>> why_nothing_learned([line])
-    'no client replied'
+    'no client was online and sampled'
     >>> why_nothing_learned([line, line | {"round": 2, "abandoned": False}])
     ''
     """
@@ -91,7 +91,9 @@ def why_nothing_learned(lines: Iterable[Mapping[str, Any]]) -> str:
         return f"every reply was rejected, most as {code}: {reason}"
     if any(line.get("late") for line in rounds):
         return "every reply was late"
-    return "no client replied"
+    if any(line.get("no_response") for line in rounds):
+        return "no client replied"
+    return "no client was online and sampled"
 
 
 def _why_unused(rounds: Sequence[Mapping[str, Any]]) -> str:

@@ -37,7 +37,7 @@ class RoundChecks:
             yield "diverged", f"training diverged, {diverged}: {self._cure()}"
         stopped, unmoved = line.get("early_stopped") == clients, line["unmoved"]
         if not (diverged or stopped or line["replies"]) and (why := why_nothing_learned([line])):
-            yield "no reply", f"no model changed: {why}"
+            yield "no reply", f"no update could be used: {why}"
         rate = self.experiment.optimizer_hparams(line["round"])["lr"]
         if rate and unmoved > self.expected_unmoved:
             yield (
@@ -57,7 +57,6 @@ class RoundChecks:
     def _cure(self) -> str:
         server = self.experiment.task.method.part_filling("server_update")
         more = f", or that of {server.name}" if server is not None else ""
-        return (
-            f"lower the learning rate (now {optimizer_call(self.experiment.config)}){more}, or"
-            " limit the updates with norm_clip or dp_sgd(noise=0)"
-        )
+        if not self.experiment.is_decentralized:  # which cannot be combined with an aggregator
+            more += ", or limit the updates with norm_clip or dp_sgd(noise=0)"
+        return f"lower the learning rate (now {optimizer_call(self.experiment.config)}){more}"
