@@ -49,9 +49,10 @@ def find_unmoved(replies: Reply | None, work: ClientWork) -> set[int]:
 
 def _unmoved_mask(params: Params, clients: torch.Tensor, work: ClientWork) -> torch.Tensor:
     """[k] bool. Small tensors are compared first: one that differs decides for its client."""
-    unmoved = torch.ones(len(clients), dtype=torch.bool, device=clients.device)
+    device = next(iter(params.values())).device
+    unmoved = torch.ones(len(clients), dtype=torch.bool, device=device)
     position = {client: place for place, client in enumerate(work.clients.tolist())}
-    places = torch.tensor([position[client] for client in clients.tolist()], device=clients.device)
+    places = torch.tensor([position[client] for client in clients.tolist()], device=device)
     for name, value in sorted(params.items(), key=lambda item: item[1].numel()):
         start = work.start.params[name]
         start = start[places] if work.per_client_start else start.unsqueeze(0)
