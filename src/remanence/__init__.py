@@ -20,7 +20,7 @@ from remanence.version import __version__
 
 if TYPE_CHECKING:
     from remanence.api import compare, resume, run
-    from remanence.core.errors import InputError, RemanenceError
+    from remanence.core.errors import InputError, LearnedNothing, RemanenceError
     from remanence.core.slots import Method, Part
     from remanence.data import from_dataset
     from remanence.diagnosis import diagnose
@@ -38,6 +38,7 @@ _MODULES = {
     "from_dataset": "remanence.data",
     "write_report": "remanence.report",
     "InputError": "remanence.core.errors",
+    "LearnedNothing": "remanence.core.errors",
     "RemanenceError": "remanence.core.errors",
     "Method": "remanence.core.slots",
     "Part": "remanence.core.slots",
@@ -46,6 +47,7 @@ _MODULES = {
 __all__ = [
     "Comparison",
     "InputError",
+    "LearnedNothing",
     "Method",
     "Part",
     "RemanenceError",

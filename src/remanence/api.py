@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.utils.data import Dataset
@@ -20,7 +21,7 @@ from remanence.config import (
     read_file,
 )
 from remanence.core.compose import describe
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, LearnedNothing
 from remanence.core.files import folder_name
 from remanence.core.progress import make_progress
 from remanence.core.slots import Method, Part
@@ -30,6 +31,8 @@ from remanence.results.run import Comparison, Run, load
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import GridPoint, plan_grid, resume_comparison, start_comparison
+
+Done = TypeVar("Done", Run, Comparison)
 
 
 def run(
@@ -61,20 +64,23 @@ def run(
         **flags: Settings to change, by the short names in `config.FLAGS`: `rounds=20`, `lr=0.1`.
 
     Returns:
-        The finished run.
+        The finished run. Where it learned nothing or diverged, a `LearnedNothing` warning says
+        why, and so do `Run.learned` and `Run.warnings`.
 
     Raises:
         InputError: A setting or a combination of settings is invalid.
     """
     objects, names = _objects(method, model, data)
     changes = {**changes_from_flags(names | flags), **(set or {})}
-    return start_run(
-        parse_experiment(_tree(experiment), changes),
-        _output_folder(out),
-        overwrite=overwrite,
-        progress=make_progress(quiet),
-        time_limit=TimeLimit(time_limit),
-        **objects,
+    return _warn(
+        start_run(
+            parse_experiment(_tree(experiment), changes),
+            _output_folder(out),
+            overwrite=overwrite,
+            progress=make_progress(quiet),
+            time_limit=TimeLimit(time_limit),
+            **objects,
+        )
     )
 
 
@@ -123,7 +129,7 @@ def compare(
     if select not in ("all", "validation"):
         raise InputError(f"select must be all or validation, not {select!r}")
     changes = {**changes_from_flags(names | flags), **(set or {})}
-    return start_comparison(
+    done = start_comparison(
         _plan_points(_tree(experiment), changes, methods, seeds, grid or {}),
         _output_folder(out),
         select=select,
@@ -134,6 +140,7 @@ def compare(
         module=objects["module"],
         source=objects["source"],
     )
+    return _warn(done)
 
 
 def resume(
@@ -172,8 +179,12 @@ def resume(
                 f" those in {found.folder / 'runs'}"
             )
         objects.pop("method")
-        return resume_comparison(found.folder, progress=progress, time_limit=limit, **objects)
-    return resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
+        return _warn(
+            resume_comparison(found.folder, progress=progress, time_limit=limit, **objects)
+        )
+    return _warn(
+        resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
+    )
 
 
 def dated_folder(label: str) -> Path:
@@ -220,6 +231,14 @@ def _plan_points(
             raise InputError(f"the grid gives no values for {name}: write --grid {name}=0.1,0.05")
         keys[FLAGS.get(name, name)] = list(values)
     return plan_grid(base, changes, names, numbers, keys)
+
+
+def _warn(done: Done) -> Done:
+    """Warn, at the line of the user's call, about runs that learned nothing or diverged."""
+    for text in done.warnings:
+        name = f"{done.method} " if isinstance(done, Run) else ""
+        warnings.warn(f"{name}{text} ({done.folder})", LearnedNothing, stacklevel=3)
+    return done
 
 
 def _tree(experiment: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:

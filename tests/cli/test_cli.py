@@ -21,6 +21,7 @@ from remanence.cli import runs
 from remanence.cli.listing import TABLES
 from remanence.cli.main import main
 from remanence.cli.options import LISTS
+from remanence.core.errors import INTERRUPTED, NOTHING_LEARNED, OUT_OF_TIME, TERMINATED
 from remanence.experiment import build  # noqa: F401  (imported before the forks, since commands import it late)
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "sequential"]
@@ -101,6 +102,43 @@ def test_run_report_evaluate_export_resume(tmp_path: Path) -> None:
     resumed = remanence("resume", out, "--rounds", "3", "--json")
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["results"][0]["last_round"] == 3
+
+
+def test_a_run_that_learned_nothing_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    """Said before the table, in JSON first, and in the report; resuming it says it again."""
+    out = str(tmp_path / "run")
+    done = forked("run", *QUICK, "--set", "round.weight_cap=1", "--out", out)
+    assert done.returncode == NOTHING_LEARNED == 65
+    assert done.stdout.startswith("Warning: fedavg learned nothing in 2 rounds, its model is the")
+    assert (
+        "round 1: no update could be used: every reply was rejected, most as weight" in done.stderr
+    )
+    again = forked("resume", out, "--json")
+    assert again.returncode == NOTHING_LEARNED
+    result = json.loads(again.stdout)
+    assert next(iter(result)) == "warnings"
+    assert result["warnings"][0].startswith("fedavg learned nothing in 2 rounds")
+    assert result["results"][0]["learned_nothing"] == 1
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert '<p class="first">Warning: fedavg learned nothing in 2 rounds' in page
+    assert "LearnedNothing" not in done.stderr + again.stderr
+
+
+def test_a_comparison_names_the_setting_that_learned_nothing(tmp_path: Path) -> None:
+    done = forked(
+        *("compare", "--methods", "fedavg", "--grid", "lr=0.1,1e30", "--seeds", "2"),
+        *(*QUICK, "--out", str(tmp_path / "c"), "--json"),
+    )
+    assert done.returncode == NOTHING_LEARNED
+    result = json.loads(done.stdout)
+    assert [row["learned_nothing"] for row in result["results"]] == [0, 2]
+    assert result["warnings"][0].startswith("fedavg, lr=1e+30 (seed 0 and 1) learned nothing")
+
+
+def test_help_lists_the_exit_codes() -> None:
+    text = " ".join(forked("--help").stdout.split())
+    for code in (0, 1, 2, NOTHING_LEARNED, OUT_OF_TIME, INTERRUPTED, TERMINATED):
+        assert f" {code} " in text
 
 
 def test_compare_prints_a_table_and_stops_in_time(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from remanence.core.progress import (
     BarProgress,
     LogProgress,
     NullProgress,
+    SharedProgress,
     describe_round,
     duration,
     make_progress,
@@ -151,3 +152,18 @@ def test_terminals_get_a_bar_and_files_get_lines(monkeypatch: pytest.MonkeyPatch
             progress.sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False
         )
         assert isinstance(make_progress(quiet=False), kind)
+
+
+def test_a_note_of_several_runs_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of runs that train together; a message that is logged appears each time."""
+    one, two = LogProgress(), BarProgress()
+    two.console = Console(file=io.StringIO(), width=80)
+    for shown in (one, two):
+        shared = SharedProgress(shown, "two runs")
+        for run in (shown, shared.for_run(), shared.for_run()):
+            run.note("momentum has no effect")
+            run.log("round 1 diverged")
+    assert isinstance(two.console.file, io.StringIO)
+    for said in (capsys.readouterr().err, two.console.file.getvalue()):
+        assert said.count("momentum has no effect") == 1
+        assert said.count("round 1 diverged") == 3

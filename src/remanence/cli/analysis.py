@@ -47,7 +47,9 @@ def watch(
     ],
     port: Annotated[int, typer.Option("--port", help="Port of the page. 0: any free port.")] = 0,
 ) -> None:
-    """Show a live report in the browser while runs train; only this machine can connect."""
+    """Show a live report in the browser while runs train. It opens a port on the loopback
+    network interface; only this machine can connect.
+    """
     from remanence.report.live import watch as serve
 
     serve(
@@ -63,14 +65,19 @@ def diagnose(folders: Folders, as_json: AsJson = False) -> None:
     """
     from remanence.diagnosis import diagnose as examine
     from remanence.diagnosis import render_text
+    from remanence.metrics.groups import group_runs
+    from remanence.report.phrases import list_warnings
     from remanence.results.run import load
 
-    found = examine([load(folder) for folder in folders])
+    results = [load(folder) for folder in folders]
+    found = examine(results)
     if as_json:
         from dataclasses import asdict
 
         print(json.dumps([asdict(diagnosis) for diagnosis in found], indent=2))
     else:
+        for text in list_warnings(group_runs(results)):
+            print(f"Warning: {text}")
         print(render_text(found), end="")
 
 
@@ -97,8 +104,10 @@ def evaluate(
     source = load_test_data(done, data, data_dir)
     result = evaluate_model(done, source, client=client)
     if as_json:
-        print(json.dumps(result))
+        print(json.dumps({"warnings": done.warnings} | result))
         return
+    for text in done.warnings:
+        print(f"Warning: the run {text}")
     print(
         f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss"
         f" {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"

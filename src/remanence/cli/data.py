@@ -95,8 +95,8 @@ def data_fetch(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no progress.")] = False,
 ) -> None:
-    """Download a dataset from its publisher. An interrupted download continues where it
-    stopped.
+    """Download a dataset from its publisher, over the network. An interrupted download continues
+    where it stopped.
     """
     from remanence.data.fetch import fetch, show_progress
 

@@ -62,7 +62,7 @@ def quickstart(
     ] = False,
 ) -> None:
     """Run a coordinator and sites on this machine, with certificates and registered keys,
-    train on digits, and stop all of them.
+    train on digits, and stop all of them. They open ports on the loopback network interface.
     """
     require_flower()
     from remanence.cli.summary import print_summary

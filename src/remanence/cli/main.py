@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -15,15 +16,21 @@ from remanence.cli.flower import app as flower_app
 from remanence.cli.options import LISTS, AsJson
 from remanence.cli.recipes import reproduce, results
 from remanence.cli.runs import compare, demo, resume, run
-from remanence.core.errors import INTERRUPTED, RemanenceError
+from remanence.core.errors import INTERRUPTED, LearnedNothing, RemanenceError
 from remanence.version import __version__
 
 # typer has a copy of click of its own since 0.26: the class must be the one that it raises
 UsageError: Any = typer.BadParameter.__base__
+EXIT_CODES = (
+    "Exit codes: 0 done; 1 failed; 2 a setting, file or argument cannot be used; 65 done, but a"
+    " run learned nothing (its model is the untrained one); 75 --time-limit reached, all saved;"
+    " 130 Ctrl-C and 143 SIGTERM, all saved."
+)
 
 app = typer.Typer(
     help="Federated and decentralized learning on data that differ and drift: measure what the"
     " models forget, and prevent it.",
+    epilog=EXIT_CODES,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -116,8 +123,11 @@ app.add_typer(flower_app, name="flower")
 def main() -> None:
     """Entry point. A mistake of the user is one sentence and exit code 2, never a traceback."""
     try:
-        # typer turns Ctrl-C and typer.Exit into a return value instead of raising
-        code = app(standalone_mode=False) or 0
+        with warnings.catch_warnings():
+            # commands print these themselves
+            warnings.simplefilter("ignore", LearnedNothing)
+            # typer turns Ctrl-C and typer.Exit into a return value instead of raising
+            code = app(standalone_mode=False) or 0
         if code == INTERRUPTED:
             print("remanence: stopped", file=sys.stderr)
     except RemanenceError as error:

@@ -10,6 +10,7 @@ import typer
 
 from remanence import config
 from remanence.cli.options import AsJson, BatchRuns, DataDir, Quiet, Sets, TimeLimitSeconds
+from remanence.cli.summary import exit_unless_learned
 from remanence.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,6 +107,9 @@ def reproduce(
         print((out / "outcome.json").read_text())
     elif not quiet:
         _print_result(done, out)
+    from remanence.results.run import Comparison
+
+    exit_unless_learned(Comparison(out).learned)
 
 
 def results(
@@ -146,10 +150,12 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
 def _print_result(done: ResultOutcome, out: Path) -> None:
     from rich.console import Console
 
+    from remanence.metrics.groups import group_runs
     from remanence.recipes.figure_data import PICTURE
     from remanence.recipes.reproduce import PAGE
     from remanence.recipes.tables import as_table, describe_claims, describe_notes
-    from remanence.results.run import REPORT
+    from remanence.report.phrases import list_warnings
+    from remanence.results.run import REPORT, Comparison
 
     plan, console = done.plan, Console()
     print(
@@ -157,6 +163,8 @@ def _print_result(done: ResultOutcome, out: Path) -> None:
         f" {plan.scale_settings.description or 'as published'}"
     )
     console.print(as_table(done, console.width))
+    for text in list_warnings(group_runs([Comparison(out)])):
+        console.print(f"Warning: {text}", markup=False, highlight=False)
     files = (("page", PAGE), ("figure", PICTURE), ("report", REPORT))
     written = [f"{kind}: {out / file}" for kind, file in files if (out / file).exists()]
     print("\n".join([*describe_notes(done), *describe_claims(done), *written]))

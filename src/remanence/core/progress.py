@@ -14,6 +14,7 @@ class Progress(Protocol):
     def start(self, title: str, done: int, total: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -23,6 +24,7 @@ class NullProgress:
     def start(self, title: str, done: int, total: int) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -30,6 +32,7 @@ class LogProgress:
     """Prints lines where there is no terminal: about twenty a run, whatever its length."""
 
     def __init__(self) -> None:
+        self.noted: set[str] = set()
         self.title, self.total, self.begin, self.first, self.shown = "", 0, 0.0, 0, -1
 
     def start(self, title: str, done: int, total: int) -> None:
@@ -62,6 +65,12 @@ class LogProgress:
     def log(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
+    def note(self, text: str) -> None:
+        """Log a message that several runs of a command may have, once."""
+        if text not in self.noted:
+            self.noted.add(text)
+            self.log(text)
+
     def finish(self) -> None: ...
 
 
@@ -74,6 +83,7 @@ class BarProgress:
         self.console = Console(stderr=True)
         self.bar: Any = None
         self.task: Any = None
+        self.noted: set[str] = set()
 
     def start(self, title: str, done: int, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -110,6 +120,12 @@ class BarProgress:
 
     def log(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
+
+    def note(self, text: str) -> None:
+        """Log a message that several runs of a command may have, once."""
+        if text not in self.noted:
+            self.noted.add(text)
+            self.log(text)
 
     def finish(self) -> None:
         if self.bar is not None:
@@ -151,6 +167,9 @@ class RunProgress:
 
     def log(self, text: str) -> None:
         self.shared.progress.log(text)
+
+    def note(self, text: str) -> None:
+        self.shared.progress.note(text)
 
     def finish(self) -> None:
         if self.leads:

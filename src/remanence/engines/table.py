@@ -131,13 +131,15 @@ ENGINES: dict[str, EngineEntry] = {
         _make_processes,
     ),
     "ray": EngineEntry(
-        "Many machines and GPUs: the clients are distributed over the workers of a Ray cluster.",
+        "Many machines and GPUs: the clients are distributed over the workers of a Ray cluster,"
+        " which opens network ports.",
         _check_ray,
         _make_ray,
         on_this_machine=False,
     ),
     "flower": EngineEntry(
-        "Real sites that keep their data, inside a Flower app (see remanence flower init).",
+        "Real sites that keep their data, over the network, inside a Flower app (see remanence"
+        " flower init).",
         _check_flower,
         _make_flower,
     ),

@@ -11,6 +11,7 @@ built can be run.
     torch_setup    device, precision and determinism
     privacy_checks do privacy mechanisms cover what the method sends?
     task_checks    can this model be trained on these data, with these settings?
+    hints          settings that are valid and do less than they seem to
     metadata       what a run folder stores about versions, data and defaults
 
 May import everything below: engines, training, methods and their parts, data, models, core.

@@ -20,7 +20,7 @@ def check_task(task: TrainingTask) -> None:
             f"method {describe(task.method.method)} leaves nothing to train: every parameter"
             " of the model is frozen"
         )
-    if task.model.depends_on_batch and _has_batch_of_one(task):
+    if task.model.depends_on_batch and has_batch_of_one(task):
         one = task.train.inputs(torch.zeros(1, dtype=torch.int64, device=task.info.device))
         try:
             task.model.apply(
@@ -37,7 +37,8 @@ def check_task(task: TrainingTask) -> None:
             p.validate(task.optimizer, task.info)
 
 
-def _has_batch_of_one(task: TrainingTask) -> bool:
+def has_batch_of_one(task: TrainingTask) -> bool:
+    """Whether a client trains on a batch of a single example."""
     for step in task.population.time_steps:
         for size in np.unique(step.train.sizes):
             batch = min(task.batch_size, int(size))

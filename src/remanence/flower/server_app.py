@@ -55,13 +55,11 @@ def run_app(folder: Path, grid: Any, run_config: dict[str, Any]) -> None:
         timeouts = Timeouts(*(float(settings[name]) for name in Timeouts._fields))
         out = Path(str(settings["out"])).expanduser()
         for name, config in configs.items():
-            run_experiment(
-                config,
-                out if len(names) == 1 else out / Path(name).stem,
-                GridTransport(grid),
-                timeouts,
-                LogProgress(),
-            )
+            run_folder = out if len(names) == 1 else out / Path(name).stem
+            progress = LogProgress()
+            run = run_experiment(config, run_folder, GridTransport(grid), timeouts, progress)
+            for text in run.warnings:
+                progress.log(f"Warning: the run {text}")
     except RemanenceError as error:
         print(f"remanence: {error}", file=sys.stderr, flush=True)
         raise

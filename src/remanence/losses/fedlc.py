@@ -35,6 +35,7 @@ def fedlc(*, tau: float = 1.0) -> Part:
         hyper={"tau": tau},
         loss=calibrated,
         reads_label_counts=True,
+        needs_two_classes=True,
         reads_inputs=False,
         addresses=(Remedy(ABSENT_CLASSES),),
     )

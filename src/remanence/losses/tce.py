@@ -25,6 +25,7 @@ def tce() -> Part:
         "tce",
         loss=truncated,
         reads_label_counts=True,
+        needs_two_classes=True,
         reads_inputs=False,
         addresses=(
             Remedy(ABSENT_CLASSES, "local training then leaves the classes it lacks alone", rank=1),

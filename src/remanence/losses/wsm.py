@@ -29,6 +29,7 @@ def wsm() -> Part:
         "wsm",
         loss=re_weighted,
         reads_label_counts=True,
+        needs_two_classes=True,
         reads_inputs=False,
         addresses=(
             Remedy(ABSENT_CLASSES, "local training then leaves the classes it lacks alone"),

@@ -66,6 +66,7 @@ class MethodRow:
     previous_concepts: float | None = None  # forgetting of previous concepts
     same_cluster: float | None = None  # share of used peers, mean over rounds
     by_seed: tuple[tuple[int, float], ...] = ()  # seed and accuracy, as the mean in `accuracy`
+    learned_nothing: int = 0  # seeds whose model is the untrained one
 
 
 def make_row(group: Group) -> MethodRow:
@@ -110,6 +111,7 @@ def make_row(group: Group) -> MethodRow:
             for run, value in zip(runs, final, strict=True)
             if value is not None
         ),
+        learned_nothing=sum(not run.learned for run in runs),
         **_measure_drift(runs),
     )
 

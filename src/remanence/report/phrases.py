@@ -130,6 +130,23 @@ def describe_drop(drop: float) -> str:
     return f"stay at least {percent(-drop)} points above their accuracy before it"
 
 
+def list_warnings(groups: Sequence[Group]) -> list[str]:
+    """What a reader must know before the numbers: which runs learned nothing, and which diverged.
+
+    The seeds of a method that share a warning are named together.
+    """
+    found: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        for run in group.runs:
+            for text in run.warnings:
+                found.setdefault((group.label, text), []).append(str(run.config.seed))
+    several = {group.label for group in groups if group.planned > 1}
+    return [
+        f"{label}{f' (seed {join_words(seeds)})' if label in several else ''} {text}"
+        for (label, text), seeds in found.items()
+    ]
+
+
 def describe_unfinished(row: MethodRow) -> str:
     """Such as `1 of 3 runs is unfinished`; empty where all have ended."""
     if not row.unfinished:

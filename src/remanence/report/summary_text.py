@@ -28,6 +28,7 @@ from remanence.report.phrases import (
     describe_rejected,
     describe_unfinished,
     describe_worst_phase,
+    list_warnings,
     with_deviation,
 )
 from remanence.report.table_columns import percent
@@ -44,6 +45,7 @@ def summarize_groups(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list
     tested = _describe_tested(groups)
     result = _compare(rows, tested) if len(rank(rows)) > 1 else _describe_single(rows, tested)
     return [
+        *(f"Warning: {text}." for text in list_warnings(groups)),
         *result,
         *_describe_selection(rows),
         *_describe_forgetting(groups, rows),

@@ -6,6 +6,7 @@ Read `run.py` first: `Run` and `Comparison` read everything a run folder holds.
     columns             the columns of metrics.jsonl
     ledger              the ledger and the other files of fixed-width records
     readers             read and check files, which may come from another person
+    outcome             did a run learn anything, did it diverge?
     summary             accuracy, loss and macro F1 from a confusion matrix
     checkpoint          save and load the state of a run; checkpoint_codec: as tensors and bytes;
                         checkpoint_schema: does a state belong to an experiment?

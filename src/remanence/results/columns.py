@@ -30,6 +30,7 @@ NUMBERS = {
     "late": "valid replies after the deadline, or after enough others",
     "stale_used": "late replies of earlier rounds among those used in this one",
     "simulated_seconds": "simulated duration of the round, where replies can be late",
+    "unmoved": "clients whose valid reply has exactly the parameters that they received",
     "offline": "clients that were not online, without a server",
     "early_stopped": "clients that have stopped training, without a server",
     "same_cluster_share": "share of the peers' models that came from the client's own cluster",
@@ -47,6 +48,7 @@ OTHERS = {
     "no_response": "clients that did not reply",
     "payload": "mean of each number that clients send besides their models",
     "abandoned": "true where too few replies arrived or their aggregate is not finite",
+    "learned": "false where no client and no server training changed a model by its examples",
     "problem": "why a global model was not updated although enough replies arrived",
 }
 COLUMNS = NUMBERS | OTHERS

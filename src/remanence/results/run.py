@@ -14,6 +14,7 @@ import numpy as np
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, unknown
 from remanence.results.columns import COLUMNS
+from remanence.results.outcome import describe_outcome, why_nothing_learned
 from remanence.results.readers import (
     check_metadata,
     check_plan,
@@ -188,6 +189,21 @@ class Run:
 
         return load_model(self, module, client).module
 
+    @cached_property
+    def learned(self) -> bool:
+        """Whether any recorded round changed a model; without one, the model is the untrained
+        one. True where no round is recorded yet.
+        """
+        return not why_nothing_learned(self.metrics)
+
+    @cached_property
+    def warnings(self) -> list[str]:
+        """Why the numbers of this run are not what they seem: it learned nothing, or diverged."""
+        attackers = str(self.metadata.get("attackers", "")).split()
+        return describe_outcome(
+            self.metrics, [int(client) for client in attackers if client.isdecimal()]
+        )
+
     @property
     def networks(self) -> list[str]:
         """The network, as the settings name it."""
@@ -291,6 +307,22 @@ class Comparison:
             for cell in self.plan["cells"]
             if (self.folder / RUNS / cell["name"] / EXPERIMENT).exists()
         ]
+
+    @property
+    def learned(self) -> bool:
+        """Whether every run learned something, see `Run.learned`."""
+        return all(run.learned for run in self.runs)
+
+    @property
+    def warnings(self) -> list[str]:
+        """The warnings of its runs, see `Run.warnings`, each with method, setting and seed."""
+        names = {
+            cell["name"]: ", ".join(
+                filter(None, [cell["method"], cell.get("setting"), f"seed {cell['seed']}"])
+            )
+            for cell in self.cells
+        }
+        return [f"{names[run.folder.name]} {text}" for run in self.runs for text in run.warnings]
 
     @property
     def networks(self) -> list[str]:

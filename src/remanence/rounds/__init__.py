@@ -14,6 +14,7 @@ Read `loop.py` first, which starts, resumes and trains a run, then read the roun
                peer_evaluator     counts of the clients' models
                attack_success     how often attacks succeed
                records            what an evaluation returns and the writer stores
+    check      round_checks       names what goes wrong in training
     write      writer             metrics.jsonl, the ledger and the other files of the run folder
 
 `setup.py` chooses the kind of round and makes the state before the first one, `engine_choice.py`

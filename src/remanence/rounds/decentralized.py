@@ -30,7 +30,12 @@ from remanence.rounds.peer_averaging import (
     select_peers,
 )
 from remanence.rounds.peer_evaluator import PeerEvaluator
-from remanence.rounds.replies import find_nonresponders, reply_metrics, train_clients
+from remanence.rounds.replies import (
+    find_nonresponders,
+    find_unmoved,
+    reply_metrics,
+    train_clients,
+)
 from remanence.rounds.stragglers import late_mask
 from remanence.rounds.writer import RunWriter
 from remanence.training.server_step import local_models
@@ -50,7 +55,7 @@ class DecentralizedRound:
         began, experiment, task = time.perf_counter(), self.experiment, self.experiment.task
         round, config = state.round + 1, experiment.config
         time_step, key = config.time_step(round), Key(config.seed).fold_in("round", round)
-        state, warmup_rejections = self._begin(state, time_step)
+        state, warmup_rejections, warmed_up = self._begin(state, time_step)
         before = _client_models(state)
         online, active = self._sample(before, round, key)
         clients = np.flatnonzero(active)
@@ -65,6 +70,7 @@ class DecentralizedRound:
             models = models.scatter(index, merged.select(index))
             work = make_peer_work(experiment, state, merged, clients[~late], round, key)
         replies, rejections = train_clients(experiment, self.engine, work)
+        unmoved = find_unmoved(replies, work)
         counts = count_peers(peers.averages, task.info.num_clients)
         client_models = replace(
             before,
@@ -84,6 +90,8 @@ class DecentralizedRound:
             ),
             **straggler_metrics,
             "abandoned": False,
+            "unmoved": len(unmoved),
+            "learned": warmed_up or (replies is not None and len(unmoved) < replies.num_clients),
             **count_peer_bytes(task, peers.averages),
             "early_stopped": int(client_models.early_stopped.sum()),
             "offline": int((~online).sum()),
@@ -105,19 +113,24 @@ class DecentralizedRound:
         active = sampled & ~client_models.early_stopped.numpy()
         return online_clients(self.experiment, round, key), active
 
-    def _begin(self, state: RunState, time_step: int) -> tuple[RunState, list[Rejection]]:
-        """Local training before the first exchange, and new data at a new time step."""
+    def _begin(self, state: RunState, time_step: int) -> tuple[RunState, list[Rejection], bool]:
+        """Local training before the first exchange, and new data at a new time step.
+
+        Returns:
+            The state, the rejections, and whether the training changed a model.
+        """
         rejections: list[Rejection] = []
+        learned = False
         if state.round == 0 and self.experiment.config.peers.warmup:
-            state, rejections = self._initial_local_training(state)
+            state, rejections, learned = self._initial_local_training(state)
         if time_step != state.time_step:
             client_models = reset_early_stopping(
                 self.experiment.task, self.engine, _client_models(state), time_step
             )
             state = replace(state, time_step=time_step, client_models=client_models)
-        return state, rejections
+        return state, rejections, learned
 
-    def _initial_local_training(self, state: RunState) -> tuple[RunState, list[Rejection]]:
+    def _initial_local_training(self, state: RunState) -> tuple[RunState, list[Rejection], bool]:
         """Every client trains once before the first exchange; a client whose reply is rejected
         keeps the initial model.
         """
@@ -126,6 +139,7 @@ class DecentralizedRound:
         key = Key(experiment.config.seed).fold_in("round", 0)
         work = make_peer_work(experiment, state, client_models.models, clients, 0, key, phases=1)
         replies, rejections = train_clients(experiment, self.engine, work)
+        learned = replies is not None and len(find_unmoved(replies, work)) < replies.num_clients
         models = _scatter_models(client_models.models, client_models.models, replies)
         client_models = update_early_stopping(
             self.engine,
@@ -134,7 +148,8 @@ class DecentralizedRound:
             time_step=0,
             patience=0,
         )
-        return _store(state, state.round, state.time_step, client_models, replies), rejections
+        state = _store(state, state.round, state.time_step, client_models, replies)
+        return state, rejections, learned
 
     def _evaluate(
         self,

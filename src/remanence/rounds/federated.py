@@ -22,6 +22,7 @@ from remanence.rounds.privacy_budget import epsilon_spent
 from remanence.rounds.replies import (
     count_bytes,
     find_nonresponders,
+    find_unmoved,
     reply_metrics,
     train_clients,
 )
@@ -50,12 +51,15 @@ class FederatedRound:
         work = make_work(experiment, state, state.round + 1)
         replies, rejections = train_clients(experiment, self.engine, work)
         no_response = find_nonresponders(work.clients, replies, rejections)
+        unmoved = find_unmoved(replies, work)
         replies, stale, straggler_metrics = split_stragglers(experiment, state, work, replies)
         updates, problems = self._aggregate(state, work, replies)
         metrics = {
             **reply_metrics(replies, rejections, no_response),
             **straggler_metrics,
             "abandoned": not updates,
+            "unmoved": len(unmoved),
+            "learned": _has_learned(state, updates, replies, unmoved),
             **({"problem": "; ".join(problems)} if problems else {}),
             **count_bytes(experiment, work, replies, len(rejections)),
             **self._state_metrics(state, work),
@@ -183,6 +187,24 @@ def aggregation_shares(state: RunState, clients: np.ndarray, updates: Updates) -
         members = used == number
         shares[members] = update.weights.cpu().numpy() * members.mean()
     return shares
+
+
+def _has_learned(
+    state: RunState, updates: Updates, replies: Reply | None, unmoved: set[int]
+) -> bool:
+    """Whether a global model changed, and a client or training at the server did that: noise
+    alone teaches nothing.
+    """
+    if replies is None or not updates:
+        return False
+    trained_at_server = any(update.server.model is not update.merged for update in updates.values())
+    if not trained_at_server and unmoved.issuperset(replies.client.tolist()):
+        return False
+    return any(
+        not torch.equal(value, state.global_models[number].model.params[name])
+        for number, update in updates.items()
+        for name, value in update.server.model.params.items()
+    )
 
 
 def _store_updates(state: RunState, updates: Updates, replies: Reply) -> RunState:

@@ -33,6 +33,7 @@ from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.engines.memory import gpu_memory_text, is_out_of_memory
 from remanence.experiment.build import BuiltExperiment, build
+from remanence.experiment.hints import find_hints
 from remanence.experiment.metadata import check_same_data
 from remanence.experiment.torch_setup import set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
@@ -44,6 +45,7 @@ from remanence.rounds.privacy_budget import (
     last_round,
     to_metadata,
 )
+from remanence.rounds.round_checks import RoundChecks
 from remanence.rounds.setup import Round, first_state, make_round
 from remanence.rounds.time_limit import TimeLimit
 from remanence.training.state import RunState
@@ -202,8 +204,9 @@ def train(
         round = make_round(experiment, engine, folder, state.file_lengths)
         stack.callback(round.close)
         state = replace(state, file_lengths=round.writer.commit())
-        loop = TrainingLoop(experiment, folder, engine, round, store, state, progress)
-        progress.start(title or config.method, state.round, loop.last)
+        title = title or config.method
+        loop = TrainingLoop(experiment, folder, engine, round, store, state, progress, title)
+        progress.start(title, state.round, loop.last)
         stack.callback(progress.finish)
         loop.run(time_limit)
     return Run(folder)
@@ -233,17 +236,22 @@ class TrainingLoop:
         store: CheckpointStore,
         state: RunState,
         progress: Progress,
+        title: str = "",
     ):
         self.experiment, self.config, self.folder = experiment, experiment.config, folder
         self.engine, self.round, self.store = engine, round, store
         self.state, self.progress = state, progress
         self.guarantees = guarantees_of(experiment)
         self.last = last_round(self.guarantees, self.config.total_rounds)
+        self.title, self.checks = title, RoundChecks(experiment)
         self.degraded_reason = ""
 
     def run(self, time_limit: TimeLimit) -> None:
         """Run rounds until the last one, the time limit or an interrupt."""
         self._log_privacy_budget()
+        if not self.state.round:
+            for hint in find_hints(self.experiment):
+                self.progress.note(hint)
         try:
             # save the first state, too: a model that is given as an object may have other weights
             # when the run is resumed
@@ -289,6 +297,8 @@ class TrainingLoop:
             self._log_degraded()
             time_limit.rounds += 1
             self.progress.round(line)
+            for text in self.checks.check(line):
+                self.progress.log(f"{self.title}: {text}")
             due = time.monotonic() - saved >= self.config.checkpoint.seconds
             if due or self.state.round == self.last:
                 self.save()

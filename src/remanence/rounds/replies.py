@@ -10,6 +10,8 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.engine import ClientWork, Engine, Rejection
+from remanence.core.pytree import Params
+from remanence.core.remote_params import RemoteParams
 from remanence.core.types import Reply
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import gate
@@ -30,6 +32,34 @@ def train_clients(
     )
     replies, rejections = gate.validate_replies(chunks, reply_schema(experiment, work))
     return replies, gate.add_declined(rejections, engine)
+
+
+def find_unmoved(replies: Reply | None, work: ClientWork) -> set[int]:
+    """Clients whose valid reply has exactly the parameters that they received: their local
+    training changed nothing.
+    """
+    if replies is None or not replies.params:
+        return set()
+    if isinstance(replies.params, RemoteParams):
+        unmoved = (replies.params.update_norm == 0).tolist()
+    else:
+        unmoved = _unmoved_mask(replies.params, replies.client, work).tolist()
+    return {client for client, still in zip(replies.client.tolist(), unmoved, strict=True) if still}
+
+
+def _unmoved_mask(params: Params, clients: torch.Tensor, work: ClientWork) -> torch.Tensor:
+    """[k] bool. Small tensors are compared first: one that differs decides for its client."""
+    device = next(iter(params.values())).device
+    unmoved = torch.ones(len(clients), dtype=torch.bool, device=device)
+    position = {client: place for place, client in enumerate(work.clients.tolist())}
+    places = torch.tensor([position[client] for client in clients.tolist()], device=device)
+    for name, value in sorted(params.items(), key=lambda item: item[1].numel()):
+        start = work.start.params[name]
+        start = start[places] if work.per_client_start else start.unsqueeze(0)
+        unmoved &= (value == start).reshape(len(clients), -1).all(dim=1)
+        if not bool(unmoved.any()):
+            break
+    return unmoved
 
 
 def find_nonresponders(
