@@ -243,15 +243,16 @@ def test_several_global_models_wait_too() -> None:
 
 
 def test_what_cannot_wait_is_refused() -> None:
-    for method in ("random(peers=2)", "feddrift"):
+    for method, waiting in (
+        ("random(peers=2)", {"round.deadline": "30"}),
+        ("feddrift", {"round.deadline": "30"}),
+        ("feddrift", {"round.over_selection": 1.3}),
+    ):
+        changes = SLOW | waiting | {"method": method, "round.late": "use"}
         with pytest.raises(
             InputError, match=r"round\.late=use is for methods with one server model"
         ):
-            build(
-                parse_experiment(
-                    {}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}
-                )
-            )
+            build(parse_experiment({}, changes))
     with pytest.raises(InputError, match="over_selection has no meaning without a server"):
         build(
             parse_experiment({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3})

@@ -41,7 +41,12 @@ from remanence.experiment.metadata import resolve_defaults, run_metadata
 from remanence.experiment.networks import make_model
 from remanence.experiment.privacy_checks import check_client_privacy, check_example_privacy
 from remanence.experiment.system import ReplyDeadline, parse_deadline, parse_speed
-from remanence.experiment.task_checks import check_stragglers, check_task, checked_sample_size
+from remanence.experiment.task_checks import (
+    can_be_late,
+    check_stragglers,
+    check_task,
+    checked_sample_size,
+)
 from remanence.experiment.torch_setup import set_up_torch
 from remanence.methods import PARTS
 from remanence.models import default_model
@@ -83,9 +88,7 @@ class BuiltExperiment:
         """Replies can be late in simulated time. Remote clients take real time, which their
         engine keeps.
         """
-        return not self.task.clients_remote and (
-            self.config.round.deadline != "none" or self.config.round.over_selection > 1
-        )
+        return not self.task.clients_remote and can_be_late(self.config)
 
     def client_stats(self, clients: np.ndarray, time_step: int) -> ClientStats:
         """Sizes and label counts of clients at a time step. -> [k, ...]"""

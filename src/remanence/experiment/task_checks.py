@@ -46,6 +46,11 @@ def _has_batch_of_one(task: TrainingTask) -> bool:
     return False
 
 
+def can_be_late(config: Experiment) -> bool:
+    """Whether replies can be late in simulated time: after a deadline, or after enough others."""
+    return config.round.deadline != "none" or config.round.over_selection > 1
+
+
 def check_stragglers(config: Experiment, method: ComposedMethod) -> None:
     """Refuse settings for late replies that a method cannot use."""
     decentralized = method.part_filling("peers") is not None
@@ -60,7 +65,7 @@ def check_stragglers(config: Experiment, method: ComposedMethod) -> None:
             " number of replies: leave it out"
         )
     several_models = decentralized or method.part_filling("model_assignment") is not None
-    if several_models and config.round.deadline != "none" and config.round.late == "use":
+    if several_models and can_be_late(config) and config.round.late == "use":
         raise InputError(
             "round.late=use is for methods with one server model, to which a late reply can"
             " be added: use round.late=discard"
