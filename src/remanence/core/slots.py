@@ -40,8 +40,7 @@ Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 
-# -> client_state, payload; before the first local step, where ctx.start is the received model. The
-# returned entries replace those of the client's state; names that `Part.client_state` does not have
+# -> client_state, payload; before the first local step. The returned entries replace those of the client's state; names that `Part.client_state` does not have
 # are dropped at the end of the round
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
 
