@@ -192,12 +192,13 @@ class RoundSettings(Section):
     )
     late: Literal["discard", "use"] = Field(
         default="discard",
-        description="Late replies: discard them, or use them in the round in which they arrive.",
+        description="Late replies: discard them, or use them in the round in which they arrive"
+        " (or, if it is abandoned because of too few replies, in the next).",
     )
     staleness: NonNegative = Field(
         default=0.5,
-        description="Exponent of the weight 1 / (1 + age)^staleness of a late reply, with its age"
-        " in rounds.",
+        description="Exponent of 1 / (1 + age)^staleness, the factor of a late reply's weight, with"
+        " its age in rounds.",
     )
 
 

@@ -107,13 +107,17 @@ class Aggregate(NamedTuple):
     is_decomposable: bool = False
 
 
-# -> [k]; later normalized to sum 1. `aggregators.mean.uniform_weights` weights all clients equally
+# -> [k]; later multiplied by the discount of late replies (`round.staleness`), and normalized to sum
+# 1. `aggregators.mean.uniform_weights` weights all clients equally. Aggregations that ignore weights
+# (median, trimmed_mean, krum) cannot be joined with a part that fills this slot
 ClientWeights = Callable[[Reply, ServerContext], Tensor]
 
 # (all params, delta of those that clients send, srv) -> all params, the part's complete state.
 # A server optimizer updates its state, such as momentum, here: update_server_state runs too late.
 # `delta` is the aggregated update: with `uniform_weights` and the mean, srv.num_replies * delta is
-# the sum of the clients' updates
+# the sum of the clients' updates. A part whose server_update relies on the mean fills
+# `aggregate=mean`, so that it cannot be joined with another aggregation,
+# and declares `equal_weights` if late replies must not have less weight
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
 # -> the part's complete state. It runs after the new model is made, too late to change it
@@ -143,7 +147,8 @@ class PeerSelection(NamedTuple):
     candidates: Callable[[PeerContext], Tensor]
     # (candidates, losses [K, m], ctx) -> averages, state
     select: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
-    extra_bytes: int = 0  # bytes that a candidate sends per client of the experiment
+    # bytes that a candidate sends besides its whole model, for each client of the experiment
+    extra_bytes: int = 0
     # name of the leaf [K, K] of the state with estimated similarities, which is recorded
     similarity: str = ""
 
@@ -237,6 +242,9 @@ class Part:
     reads_inputs: bool = True  # does `loss` read more of a batch than labels and weights?
     payload_description: str = ""  # what clients send besides the model, in words
     needs_public_data: bool = False
+    # is it wrong where late replies have less weight? Experiments with `round.late=use` and
+    # `round.staleness` above 0 are then refused
+    equal_weights: bool = False
 
     def __add__(self, other: Part | Method) -> Method:
         return Method((self,)) + other

@@ -166,6 +166,7 @@ def _build(
     info = _make_info(config, dataset, data, model, two_inputs, dtype)
     task = _make_task(config, composed, optimizer, model, info, data, train, test)
     check_task(task)
+    check_stragglers(config, composed)
     check_client_privacy(task)
     check_example_privacy(task)
     cohort_size = min(checked_sample_size(config, clients), data.population.num_clients)
@@ -175,7 +176,7 @@ def _build(
     metadata = run_metadata(config, dataset, task, data, adversary)
     topology, availability = _make_network(config, composed, data.population, key)
     check_cohort(composed, cohort_size)
-    built = BuiltExperiment(
+    return BuiltExperiment(
         config=config,
         dataset=dataset,
         task=task,
@@ -189,8 +190,6 @@ def _build(
         seconds=parse_speed(config.clients.speed)(data.population.num_clients, key),
         deadline=parse_deadline(config.round.deadline),
     )
-    check_stragglers(config, composed)
-    return built
 
 
 def make_method(config: Experiment, method: Method | Part | None) -> ComposedMethod:

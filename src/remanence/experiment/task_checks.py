@@ -7,7 +7,9 @@ import torch
 
 from remanence.config import Experiment
 from remanence.core.compose import ComposedMethod, describe
+from remanence.core.declarations import CLIENT
 from remanence.core.errors import InputError
+from remanence.experiment.privacy_checks import model_mechanism
 from remanence.training.task import TrainingTask
 
 
@@ -70,6 +72,16 @@ def check_stragglers(config: Experiment, method: ComposedMethod) -> None:
             "round.late=use is for methods with one server model, to which a late reply can"
             " be added: use round.late=discard"
         )
+    if can_be_late(config) and config.round.late == "use" and config.round.staleness > 0:
+        # the weights of a round sum to 1: a client on time would have more than the noise of a
+        # mechanism hides
+        hides_clients = model_mechanism(method, CLIENT)
+        for p in method.parts:
+            if p.equal_weights or p is hides_clients:
+                raise InputError(
+                    f"{p.name} needs replies of equal weight, and round.staleness gives late ones"
+                    " less: set round.staleness=0, or round.late=discard"
+                )
 
 
 def sample_size(config: Experiment, clients: int) -> int:

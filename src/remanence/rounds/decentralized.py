@@ -44,6 +44,7 @@ class DecentralizedRound:
     def __init__(self, experiment: BuiltExperiment, engine: Engine, writer: RunWriter):
         self.experiment, self.engine, self.writer = experiment, engine, writer
         self.evaluator = PeerEvaluator(experiment, engine)
+        self.engines: tuple[Engine, ...] = (engine,)
 
     def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
         """Run one round -> the next state, and the round's line of metrics.jsonl."""
@@ -64,7 +65,8 @@ class DecentralizedRound:
             index = torch.from_numpy(clients[late]).to(task.info.device)
             models = models.scatter(index, merged.select(index))
             work = make_peer_work(experiment, state, merged, clients[~late], round, key)
-        replies, rejections = train_clients(experiment, self.engine, work)
+        checked = train_clients(experiment, self.engine, work)
+        replies = checked.valid
         counts = count_peers(peers.averages, task.info.num_clients)
         client_models = replace(
             before,
@@ -79,12 +81,12 @@ class DecentralizedRound:
         metrics = {
             **reply_metrics(
                 replies,
-                sorted({*warmup_rejections, *peers.rejections, *rejections}),
-                find_nonresponders(work.clients, replies, rejections),
+                sorted({*warmup_rejections, *peers.rejections, *checked.rejections}),
+                find_nonresponders(work.clients, checked),
             ),
             **straggler_metrics,
             "abandoned": False,
-            **count_peer_bytes(task, peers.averages),
+            **count_peer_bytes(task, peers.averages, peers.candidates),
             "early_stopped": int(client_models.early_stopped.sum()),
             "offline": int((~online).sum()),
             "seconds": time.perf_counter() - began,
@@ -125,7 +127,8 @@ class DecentralizedRound:
         clients = np.arange(experiment.task.info.num_clients)
         key = Key(experiment.config.seed).fold_in("round", 0)
         work = make_peer_work(experiment, state, client_models.models, clients, 0, key, phases=1)
-        replies, rejections = train_clients(experiment, self.engine, work)
+        checked = train_clients(experiment, self.engine, work)
+        replies = checked.valid
         models = _scatter_models(client_models.models, client_models.models, replies)
         client_models = update_early_stopping(
             self.engine,
@@ -134,7 +137,9 @@ class DecentralizedRound:
             time_step=0,
             patience=0,
         )
-        return _store(state, state.round, state.time_step, client_models, replies), rejections
+        return _store(
+            state, state.round, state.time_step, client_models, replies
+        ), checked.rejections
 
     def _evaluate(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import AggregationFailed
@@ -39,6 +40,8 @@ class FederatedRound:
     def __init__(self, experiment: BuiltExperiment, engine: Engine, writer: RunWriter):
         self.experiment, self.engine, self.writer = experiment, engine, writer
         self.evaluator = ServerEvaluator(experiment, engine)
+        tuner = self.evaluator.finetune_engine
+        self.engines: tuple[Engine, ...] = (engine,) if tuner is None else (engine, tuner)
 
     def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
         """Run one round -> the next state, and the round's line of metrics.jsonl."""
@@ -48,20 +51,23 @@ class FederatedRound:
         if time_step != state.time_step and state.model_of_client is not None:
             state = reassign_clients(experiment.task, self.engine, state, time_step)
         work = make_work(experiment, state, state.round + 1)
-        replies, rejections = train_clients(experiment, self.engine, work)
-        no_response = find_nonresponders(work.clients, replies, rejections)
-        replies, stale, straggler_metrics = split_stragglers(experiment, state, work, replies)
-        updates, problems = self._aggregate(state, work, replies)
+        checked = train_clients(experiment, self.engine, work)
+        split = split_stragglers(experiment, state, work, checked.valid)
+        replies = split.replies  # those that the server uses in this round
+        updates, problems = self._aggregate(state, work, replies, split.discount)
         metrics = {
-            **reply_metrics(replies, rejections, no_response),
-            **straggler_metrics,
+            **reply_metrics(replies, checked.rejections, find_nonresponders(work.clients, checked)),
+            **split.metrics,
             "abandoned": not updates,
             **({"problem": "; ".join(problems)} if problems else {}),
-            **count_bytes(experiment, work, replies, len(rejections)),
+            **count_bytes(experiment, work, checked.num_sent),
             **self._state_metrics(state, work),
         }
-        if metrics.get("stale_used") and not updates:
-            metrics["stale_used"] = 0  # an abandoned round uses no replies
+        stale = split.stale
+        if split.arrived and not updates:
+            metrics["stale_used"] = 0
+            # a failed aggregation may fail again with the same replies
+            stale = split.stale if problems else split.postponed()
         clients = np.empty(0, dtype=np.int64)
         if replies is not None and updates:
             clients = replies.client.cpu().numpy()
@@ -80,12 +86,14 @@ class FederatedRound:
             self.writer.close()
 
     def _aggregate(
-        self, state: RunState, work: ClientWork, replies: Reply | None
+        self, state: RunState, work: ClientWork, replies: Reply | None, discount: Tensor | None
     ) -> tuple[Updates, list[str]]:
-        """The server's updates, and why there are none; too few replies need no reason."""
+        """The server's updates, and why aggregations failed. Without enough replies both are
+        empty.
+        """
         if replies is None or replies.num_clients < self.experiment.config.round.min_replies:
             return {}, []
-        return update_servers(self.experiment, self.engine, state, work, replies)
+        return update_servers(self.experiment, self.engine, state, work, replies, discount)
 
     def _state_metrics(self, state: RunState, work: ClientWork) -> dict[str, Any]:
         """The number of global models, where there are several, and the privacy spent so far."""
@@ -142,9 +150,22 @@ def models_for(state: RunState, clients: np.ndarray) -> ModelState:
 
 
 def update_servers(
-    experiment: BuiltExperiment, engine: Engine, state: RunState, work: ClientWork, replies: Reply
+    experiment: BuiltExperiment,
+    engine: Engine,
+    state: RunState,
+    work: ClientWork,
+    replies: Reply,
+    discount: Tensor | None = None,
 ) -> tuple[Updates, list[str]]:
     """Aggregate the replies for every global model that a client has trained.
+
+    Args:
+        experiment: Of the run.
+        engine: Evaluates models, if the method trains at the server.
+        state: Before the round.
+        work: Of the round.
+        replies: Those that the server uses.
+        discount: [k] the factor of each reply's weight, where the server has one model; None: 1.
 
     Returns:
         The updates, and why there is none for a model whose aggregation failed: it does not change.
@@ -167,6 +188,7 @@ def update_servers(
                 work.key if number == 0 else work.key.fold_in("model", number),
                 work.optimizer_hparams,
                 engine,
+                discount,
             )
         except AggregationFailed as problem:
             model = f"global model {number}: " if len(state.global_models) > 1 else ""

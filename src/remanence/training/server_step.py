@@ -68,6 +68,7 @@ def update(
     key: Key,
     optimizer_hparams: dict[str, float],
     engine: Engine,
+    discount: Tensor | None = None,
 ) -> ServerResult:
     """Aggregate replies and update the global model.
 
@@ -79,6 +80,7 @@ def update(
         key: The round's randomness.
         optimizer_hparams: The clients' learning rate and so on in this round.
         engine: Evaluates models on the public set, if the method trains at the server.
+        discount: [k] the factor of each reply's weight, whatever gives the weights; None: 1.
 
     Returns:
         The server after the round, with the weights of the replies.
@@ -95,7 +97,7 @@ def update(
             task, current, round, replies.num_clients, key.fold_in("server", stream)
         )
 
-    weights = _client_weights(task, replies, context("weigh"))
+    weights = _client_weights(task, replies, discount, context("weigh"))
     aggregate = aggregator_of(method)
     total = _partial_sum(aggregate, weights, replies, context("combine"))
     delta = aggregate.finalize(total, context("combine"))
@@ -117,7 +119,7 @@ def update(
     for state_hook in method.hooks("update_server_state"):
         changed = state_hook(replies, context("absorb"))
         state[state_hook.name] = _check_state(state_hook, "update_server_state", changed, state)
-    _check_finite(model)
+    _check_finite(model, server.model)
     return ServerResult(Server(model, state), merged, weights)
 
 
@@ -134,10 +136,14 @@ def aggregator_of(method: ComposedMethod) -> Aggregate:
     )
 
 
-def _client_weights(task: TrainingTask, replies: Reply, srv: ServerContext) -> Tensor:
+def _client_weights(
+    task: TrainingTask, replies: Reply, discount: Tensor | None, srv: ServerContext
+) -> Tensor:
     """The replies' weights, summing to 1. -> [k] float64 on the device"""
     hook = task.method.hook("client_weights")
     raw = size_weights(replies, srv) if hook is None else _check_weights(hook(replies, srv))
+    if discount is not None:
+        raw = raw.double() * discount.to(raw.device)
     return _normalize(raw).to(task.info.device)
 
 
@@ -219,10 +225,13 @@ def _check_names(hook: BoundHook, slot: str, new: Tree, old: Params) -> None:
         )
 
 
-def _check_finite(model: ModelState) -> None:
-    """Raise if a parameter is NaN or infinite. On a GPU the host waits here for the aggregation."""
-    numbers = torch.cat([value.reshape(-1) for value in model.params.values()])
-    if not bool(torch.isfinite(numbers).all()):
+def _check_finite(model: ModelState, before: ModelState) -> None:
+    """Raise if a parameter or a new buffer is NaN or infinite. On a GPU the host waits here for the
+    aggregation.
+    """
+    # a buffer that nobody sends may hold infinity, such as a mask
+    new = {name: x for name, x in model.buffers.items() if x is not before.buffers[name]}
+    if not bool(pytree.finite({"params": model.params, "buffers": new}, 1).all()):
         raise AggregationFailed("the new model holds NaN or infinity")
 
 
