@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remanence.aggregators.mean import uniform_weights
+from remanence.aggregators.mean import mean, uniform_weights
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
@@ -130,6 +130,7 @@ __all__ = [
     "check_method",
     "check_model",
     "check_range",
+    "mean",
     "part",
     "pytree",
     "rng",
