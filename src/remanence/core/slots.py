@@ -40,8 +40,8 @@ Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 
-# -> client_state, payload; before the first local step. The returned entries replace those of the client's state; names that `Part.client_state` does not have
-# are dropped at the end of the round
+# -> client_state, payload; before the first local step. The returned entries replace those of the
+# client's state; names that `Part.client_state` does not have are dropped at the end of the round
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
 
 # -> client_state, payload; the model is the trained one, ctx.steps those of all phases. The state
@@ -95,7 +95,8 @@ class Optimizer(NamedTuple):
 
 class Aggregate(NamedTuple):
     """The aggregation of replies to one update of the global model, in two halves so that workers
-    can compute partial sums.
+    can compute partial sums. Both halves receive the same key: draw noise in one of them, or fold
+    in a word of your own.
     """
 
     # (weights [k], replies, srv) -> a tree that can be summed
@@ -107,9 +108,9 @@ class Aggregate(NamedTuple):
     is_decomposable: bool = False
 
 
-# -> [k]; later multiplied by the discount of late replies (`round.staleness`), and normalized to sum
-# 1. `aggregators.mean.uniform_weights` weights all clients equally. Aggregations that ignore weights
-# (median, trimmed_mean, krum) cannot be joined with a part that fills this slot
+# -> [k]; later multiplied by the factor of late replies (`round.staleness`) and normalized to sum
+# 1. `aggregators.mean.uniform_weights` weights all clients equally. Aggregations that ignore
+# weights (median, trimmed_mean, krum) cannot be joined with a part that fills this slot
 ClientWeights = Callable[[Reply, ServerContext], Tensor]
 
 # (all params, delta of those that clients send, srv) -> all params, the part's complete state.

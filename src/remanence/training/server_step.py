@@ -22,6 +22,18 @@ from remanence.core.types import ModelState, Reply
 from remanence.training.server_training import make_server_ops
 from remanence.training.task import PERSONAL, TrainingTask
 
+# The random stream of each server-side function, by slot. The words are part of the random keys:
+# they never change. Both halves of an aggregation have the same stream.
+STREAMS = {
+    "broadcast": ("share",),
+    "client_weights": ("server", "weigh"),
+    "aggregate": ("server", "combine"),
+    "server_update": ("server", "apply"),
+    "server_train": ("server", "refine"),
+    "update_server_state": ("server", "absorb"),
+}
+FIT_STREAM = ("server", "fit")  # of the batches in which `server_train` trains
+
 
 @dataclass(frozen=True)
 class Server:
@@ -55,8 +67,7 @@ def init_server(task: TrainingTask) -> Server:
 
 def make_broadcast(task: TrainingTask, server: Server, round: int, key: Key) -> Tree:
     """What the server sends to the clients besides the model, by part."""
-    # the strings given to fold_in are part of the random streams: they never change
-    srv = _make_context(task, server, round, 0, key.fold_in("share"))
+    srv = _make_context(task, server, round, 0, key.fold_in(*STREAMS["broadcast"]))
     return {hook.name: hook(srv) for hook in task.method.hooks("broadcast")}
 
 
@@ -90,22 +101,19 @@ def update(
     """
     method, state = task.method, dict(server.state)
 
-    # the strings given to fold_in are part of the random streams: they never change
-    def context(stream: str) -> ServerContext:
-        current = replace(server, state=state)
-        return _make_context(
-            task, current, round, replies.num_clients, key.fold_in("server", stream)
-        )
+    def context(slot: str) -> ServerContext:
+        current, stream = replace(server, state=state), key.fold_in(*STREAMS[slot])
+        return _make_context(task, current, round, replies.num_clients, stream)
 
-    weights = _client_weights(task, replies, discount, context("weigh"))
+    weights = _client_weights(task, replies, discount, context("client_weights"))
     aggregate = aggregator_of(method)
-    total = _partial_sum(aggregate, weights, replies, context("combine"))
-    delta = aggregate.finalize(total, context("combine"))
+    total = _partial_sum(aggregate, weights, replies, context("aggregate"))
+    delta = aggregate.finalize(total, context("aggregate"))
     update_hook = method.hook("server_update")
     if update_hook is None:
         params = apply_delta(server.model.params, delta)
     else:
-        returned = update_hook(server.model.params, delta, context("apply"))
+        returned = update_hook(server.model.params, delta, context("server_update"))
         params, changed = check_pair(update_hook, "server_update", returned, "parameters, state")
         _check_names(update_hook, "server_update", params, server.model.params)
         state[update_hook.name] = _check_state(update_hook, "server_update", changed, state)
@@ -113,11 +121,10 @@ def update(
     merged = ModelState(params, merge_buffers(server.model.buffers, replies.buffers, weights))
     model = merged
     if method.hook("server_train") is not None:
-        model = _train_at_server(
-            task, server, merged, replies, key, optimizer_hparams, engine, context("refine")
-        )
+        srv = context("server_train")
+        model = _train_at_server(task, server, merged, replies, key, optimizer_hparams, engine, srv)
     for state_hook in method.hooks("update_server_state"):
-        changed = state_hook(replies, context("absorb"))
+        changed = state_hook(replies, context("update_server_state"))
         state[state_hook.name] = _check_state(state_hook, "update_server_state", changed, state)
     _check_finite(model, server.model)
     return ServerResult(Server(model, state), merged, weights)
@@ -163,7 +170,7 @@ def _train_at_server(
     complete = partial(local_models, server.model, personal=False)
 
     def train(engine: Engine) -> ModelState:
-        fit_key = key.fold_in("server", "fit")
+        fit_key = key.fold_in(*FIT_STREAM)
         ops = make_server_ops(task, optimizer_hparams, fit_key, engine, complete)
         model: ModelState = hook(merged, server.model, replies, ops, srv)
         return model
