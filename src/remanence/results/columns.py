@@ -20,7 +20,7 @@ NUMBERS = {
     "spread": "standard deviation of the accuracies of the clients' own models",
     "attack_success": "share of test examples on which an attack succeeds",
     # written by the rounds
-    "train_loss": "mean of the used replies' losses in the last phase of local training; finite ones",
+    "train_loss": "mean of the used replies' finite losses in the last phase of local training",
     "replies": "valid replies on time, and late ones of earlier rounds; used unless abandoned",
     "seconds": "duration of the round without its final evaluation",
     "bytes_up": "bytes that the round's clients send, used or not, late ones included",
