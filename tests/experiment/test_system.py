@@ -14,7 +14,6 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 from remanence.experiment.system import parse_deadline, parse_speed, response_times
-from remanence.rounds.client_sampling import oversample
 from remanence.rounds.stragglers import (
     merge_stale,
     on_time_mask,
@@ -117,12 +116,6 @@ def test_deadlines() -> None:
     assert parse_deadline("2.5")(times) == parse_deadline("after(seconds=2.5)")(times) == 2.5
 
 
-def test_more_are_asked_than_wanted() -> None:
-    assert [oversample(wanted, 1.3, 1000) for wanted in (1, 3, 10, 100)] == [2, 4, 13, 130]
-    assert oversample(7, 1.0, 1000) == 7
-    assert oversample(7, 2.0, 5) == 5
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -151,11 +144,6 @@ def test_more_are_asked_than_wanted() -> None:
             lambda: parse_deadline("after"),
             r"deadline 'after' needs seconds: write after\(seconds=...\)",
         ),
-        (
-            lambda: oversample(10, 0.9, 100),
-            "round.over_selection=0.9 would sample fewer clients than are wanted: give 1 or more",
-        ),
-        (lambda: oversample(10, math.inf, 100), "round.over_selection=inf"),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, words: str) -> None:

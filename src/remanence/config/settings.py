@@ -47,7 +47,7 @@ class DataSettings(Section):
         default=0, description="Number of training examples held out for the server as public data."
     )
     augment: tuple[StrictStr, ...] = Field(
-        default=(), description="Augmentations of training images: crop, flip."
+        default=(), description="Augmentations of training images: crop, flip, cutout."
     )
     normalize: StrictBool = Field(
         default=True,
@@ -70,7 +70,8 @@ class ClientSettings(Section):
     sampling: Literal["fixed", "poisson"] = Field(
         default="fixed",
         description="Sampling of clients: fixed draws a fixed number without replacement, poisson"
-        " draws every client independently with the same probability.",
+        " draws every client independently with the same probability. Replies are weighted by"
+        " numbers of examples either way, unless the method has other weights.",
     )
     availability: StrictStr = Field(
         default="always",
