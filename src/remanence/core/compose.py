@@ -185,7 +185,7 @@ class ComposedMethod:
         return frozenset(name for p, function in self._filled("frozen") for name in function(info))
 
     def personal(self, info: TaskInfo) -> frozenset[str]:
-        """Parameters that are trained but never leave the client."""
+        """Parameters that are trained, and buffers, that never leave the client."""
         return frozenset(
             name for p, function in self._filled("personal") for name in function(info)
         )
