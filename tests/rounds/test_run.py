@@ -21,7 +21,7 @@ from remanence.core.errors import InputError
 from remanence.core.progress import LogProgress
 from remanence.core.types import ModelState, Reply
 from remanence.engines.base import BaseEngine
-from remanence.engines.cuda_graphs import GraphedPhase
+from remanence.engines.captured_steps import CapturedPhase
 from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
@@ -267,7 +267,7 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(
     def fail(*_: Any) -> None:
         raise ValueError("no such kernel\nand more")
 
-    monkeypatch.setattr(GraphedPhase, "run", fail)
+    monkeypatch.setattr(CapturedPhase, "run", fail)
     config = config_of(engine="vectorized", execution="captured", rounds=3)
     start_run(config, tmp_path / "run", progress=LogProgress())
     reason = "steps could not be captured (no such kernel)"

@@ -109,8 +109,8 @@ def plan_phases(
         phase: The phase itself.
 
     Returns:
-        Indices into each client's examples [k, steps, batch], and batch sizes [k, steps], which are
-        0 after a client's last step.
+        Positions among each client's examples [k, steps, batch], and batch sizes [k, steps], which
+        are 0 after a client's last step.
     """
     sizes = task.population.at(work.time_step).train.sizes[clients]
     return plan_batches_many(
