@@ -30,6 +30,8 @@ from remanence.core.contexts import ClientOps, Context, PeerContext, ServerConte
 from remanence.core.declarations import (
     ABSENT_CLASSES,
     AGGREGATION,
+    AT_CLIENT,
+    AT_SERVER,
     CLIENT,
     DRIFT,
     EACH_PASS,
@@ -41,7 +43,6 @@ from remanence.core.declarations import (
     MIXING,
     MODEL,
     PEER_DRIFT,
-    SERVER,
     Disclosure,
     Mechanism,
     Remedy,
@@ -79,6 +80,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSENT_CLASSES",
     "AGGREGATION",
+    "AT_CLIENT",
+    "AT_SERVER",
     "CLIENT",
     "DRIFT",
     "EACH_PASS",
@@ -90,7 +93,6 @@ __all__ = [
     "MIXING",
     "MODEL",
     "PEER_DRIFT",
-    "SERVER",
     "Aggregate",
     "AssignmentDecision",
     "Batch",

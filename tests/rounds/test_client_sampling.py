@@ -19,9 +19,12 @@ def test_clients_that_join_by_coins() -> None:
     sqrt(1600), and pairs come together a quarter of the time.
     """
     experiment = small_experiment("fedavg", {"clients.sample": 3, "clients.sampling": "poisson"})
+    everyone = np.ones(6, dtype=bool)
     came = np.array(
         [
-            np.isin(np.arange(6), sample_clients(experiment, round, Key(0).fold_in("round", round)))
+            np.isin(
+                np.arange(6), sample_clients(experiment, everyone, Key(0).fold_in("round", round))
+            )
             for round in range(1, 401)
         ]
     )

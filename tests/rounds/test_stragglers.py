@@ -54,7 +54,7 @@ def test_the_first_to_answer_are_used() -> None:
     experiment = build(parse_experiment({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
     job = make_work(experiment, first_state(experiment), 1)
     times = response_times(
-        job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
+        job.clients, expected_steps(experiment.task, job), experiment.step_seconds, job.key
     )
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert (lines[0]["invited"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 2)
@@ -170,7 +170,7 @@ def test_a_rejected_reply_takes_no_slot() -> None:
     experiment = build(parse_experiment({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
     work = make_work(experiment, first_state(experiment), 1)
     times = response_times(
-        work.clients, expected_steps(experiment.task, work), experiment.seconds, work.key
+        work.clients, expected_steps(experiment.task, work), experiment.step_seconds, work.key
     )
     fastest = set(work.clients[np.argsort(times)[:2]].tolist())
     _, lines = run_rounds(experiment, Broken(experiment.task, fastest), 1)
@@ -313,10 +313,10 @@ def test_without_a_server_who_is_late_keeps_its_average_untrained() -> None:
     experiment = build(parse_experiment({}, changes | {"round.deadline": "quantile(share=0.6)"}))
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     key = Key(experiment.config.seed).fold_in("round", 1)
-    clients = sample_clients(experiment, 1, key)
+    clients = sample_clients(experiment, np.ones(10, dtype=bool), key)
     sizes = experiment.task.population.at(0).train.sizes[clients]
     # one epoch in batches of 8
-    times = response_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
+    times = response_times(clients, np.ceil(sizes / 8), experiment.step_seconds, key)
     assert (lines[0]["invited"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
     in_time = set(clients[np.argsort(times)[:3]].tolist())

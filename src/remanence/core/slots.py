@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
-from remanence.core.declarations import CLIENT, UNDECLARED, Disclosure, Mechanism, Remedy
+from remanence.core.declarations import AT_CLIENT, UNDECLARED, Disclosure, Mechanism, Remedy
 from remanence.core.pytree import SEPARATOR, Params, Tree
 from remanence.core.rng import Key
 from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, TaskInfo
@@ -32,10 +32,11 @@ Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
 LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
 
-# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must loop
-# over the names of `params` and must not look up others in ctx.client_state, because
-# `ops.effective_steps` calls it with a model of a single parameter. A term that needs client state
-# by name is a transform; the recorded loss and `ops.grad` then leave it out
+# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. Personal
+# parameters are among them, so they get the term, too, as in fedprox. It must loop over the names
+# of `params` and must not look up others in ctx.client_state, because `ops.effective_steps` calls
+# it with a model of a single parameter. A term that needs client state by name is a transform; the
+# recorded loss and `ops.grad` then leave it out
 Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
@@ -271,7 +272,7 @@ class Part:
         """Whether the part adds noise to a leaf of its payload before it leaves the client."""
         return any(
             mechanism.noise > 0
-            and mechanism.drawn_at == CLIENT
+            and mechanism.drawn_at == AT_CLIENT
             and f"{path}{SEPARATOR}".startswith(f"{mechanism.covers}{SEPARATOR}")
             for mechanism in self.mechanisms
         )

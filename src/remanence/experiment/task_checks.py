@@ -55,19 +55,17 @@ def can_be_late(config: Experiment) -> bool:
 
 def check_stragglers(config: Experiment, method: ComposedMethod) -> None:
     """Refuse settings for late replies that a method cannot use."""
-    decentralized = method.part_filling("peers") is not None
-    if decentralized and config.round.min_replies > 1:
+    if not method.has_server and config.round.min_replies > 1:
         raise InputError(
             "round.min_replies has no meaning without a server, where every client keeps its own"
             " model: leave it out"
         )
-    if decentralized and config.round.over_selection > 1:
+    if not method.has_server and config.round.over_selection > 1:
         raise InputError(
             "round.over_selection has no meaning without a server, which would wait for a"
             " number of replies: leave it out"
         )
-    several_models = decentralized or method.part_filling("model_assignment") is not None
-    if several_models and can_be_late(config) and config.round.late == "use":
+    if method.has_several_models and can_be_late(config) and config.round.late == "use":
         raise InputError(
             "round.late=use is for methods with one server model, to which a late reply can"
             " be added: use round.late=discard"

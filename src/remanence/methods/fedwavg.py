@@ -24,7 +24,7 @@ from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.declarations import (
     AGGREGATION,
-    CLIENT,
+    AT_CLIENT,
     EACH_ROUND,
     EXAMPLE,
     Disclosure,
@@ -101,7 +101,7 @@ def forgettable_noise(noise: float, every: int) -> Mechanism:
     return Mechanism(
         EXAMPLE,
         covers="forgettable",
-        drawn_at=CLIENT,
+        drawn_at=AT_CLIENT,
         noise=noise,
         spent=EACH_ROUND,
         every=every,

@@ -58,13 +58,12 @@ class DecentralizedRound:
         peers = select_peers(experiment, self.engine, before, round, online, active, key)
         sizes = torch.from_numpy(task.population.at(time_step).train.sizes)
         merged = average_with_peers(task, before.models, peers.averages, sizes)
-        work = make_peer_work(experiment, state, merged, clients, round, key)
-        late, straggler_metrics = late_mask(experiment, work)
+        late, straggler_metrics = late_mask(experiment, clients, time_step, key)
         models = before.models
         if late.any():  # late clients keep the average, untrained
             index = torch.from_numpy(clients[late]).to(task.info.device)
             models = models.scatter(index, merged.select(index))
-            work = make_peer_work(experiment, state, merged, clients[~late], round, key)
+        work = make_peer_work(experiment, state, merged, clients[~late], round, key)
         checked = train_clients(experiment, self.engine, work)
         replies = checked.valid
         counts = count_peers(peers.averages, task.info.num_clients)
@@ -103,9 +102,9 @@ class DecentralizedRound:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The clients that are online, and those that take part. -> [K] bool, [K] bool"""
         sampled = np.zeros(self.experiment.task.info.num_clients, dtype=bool)
-        sampled[sample_clients(self.experiment, round, key)] = True
-        active = sampled & ~client_models.early_stopped.numpy()
-        return online_clients(self.experiment, round, key), active
+        online = online_clients(self.experiment, round, key)
+        sampled[sample_clients(self.experiment, online, key)] = True
+        return online, sampled & ~client_models.early_stopped.numpy()
 
     def _begin(self, state: RunState, time_step: int) -> tuple[RunState, list[Rejection]]:
         """Local training before the first exchange, and new data at a new time step."""
@@ -223,8 +222,9 @@ def _client_models(state: RunState) -> ClientModels:
 
 
 def _scatter_models(models: ModelState, start: ModelState, replies: Reply | None) -> ModelState:
-    """All models, with the trained ones in place. A client that did not train keeps its model: a
-    rejected one that from before the averaging, a late one the average.
+    """All models, with those of the replies in place. A client without a valid reply keeps its
+    model in `models`: the average if it was late, and its model from before the averaging if its
+    reply was rejected.
     """
     if replies is None:
         return models

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.engine import ClientWork
+from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
-from remanence.engines.client_plan import expected_steps
+from remanence.engines.client_plan import count_local_steps
 from remanence.experiment.build import BuiltExperiment
 from remanence.experiment.system import response_times
 from remanence.training.state import RunState, StaleReply
@@ -53,7 +54,7 @@ def split_stragglers(
     """
     if not experiment.has_stragglers:
         return StragglerSplit(replies, (), {})
-    times, deadline = _times(experiment, work)
+    times, deadline = _times(experiment, work.clients, work.time_step, work.key)
     replied = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
     position = np.searchsorted(work.clients, replied)
     first = on_time_mask(times[position], experiment.cohort_size, deadline)
@@ -95,19 +96,24 @@ def _discounts(
     return torch.tensor(factors, dtype=used.weight.dtype, device=used.weight.device)
 
 
-def late_mask(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, dict[str, Any]]:
+def late_mask(
+    experiment: BuiltExperiment, clients: np.ndarray, time_step: int, key: Key
+) -> tuple[np.ndarray, dict[str, Any]]:
     """The clients that miss the deadline of a round without a server. -> [k] bool, metrics"""
-    if not experiment.has_stragglers or not len(work.clients):
-        return np.zeros(len(work.clients), dtype=bool), {}
-    times, deadline = _times(experiment, work)
+    if not experiment.has_stragglers or not len(clients):
+        return np.zeros(len(clients), dtype=bool), {}
+    times, deadline = _times(experiment, clients, time_step, key)
     late = times > deadline
     return late, _metrics(len(late), late, float(min(deadline, times.max())))
 
 
-def _times(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, float]:
+def _times(
+    experiment: BuiltExperiment, clients: np.ndarray, time_step: int, key: Key
+) -> tuple[np.ndarray, float]:
     """When the replies of a round arrive, and its deadline, in simulated seconds."""
-    steps = expected_steps(experiment.task, work)
-    times = response_times(work.clients, steps, experiment.seconds, work.key)
+    task = experiment.task
+    steps = count_local_steps(task, clients, time_step, task.phases)
+    times = response_times(clients, steps, experiment.step_seconds, key)
     return times, experiment.deadline(times)
 
 
