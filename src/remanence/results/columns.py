@@ -21,7 +21,7 @@ NUMBERS = {
     "attack_success": "share of test examples on which an attack succeeds",
     # written by the rounds
     "train_loss": "mean of the used replies' finite losses in the last phase of local training",
-    "replies": "valid replies on time, and late ones of earlier rounds; used unless abandoned",
+    "replies": "valid replies on time, and late ones that arrived; used unless abandoned",
     "seconds": "duration of the round without its final evaluation",
     "bytes_up": "bytes that the round's clients send, used or not, late ones included",
     "bytes_down": "bytes from the server to clients, or between clients",
