@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,8 @@ def test_every_name_is_there() -> None:
 def test_every_method_is_named_on_the_pages(pages: list[str]) -> None:
     root = SOURCE.parents[1]
     text = "".join((root / page).read_text(encoding="utf-8") for page in pages)
-    assert [name for name in METHODS if f"`{name}" not in text] == []
+    # `fedavgm` does not name fedavg
+    assert [name for name in METHODS if not re.search(rf"`{name}[`(]", text)] == []
 
 
 def test_remanence_does_not_import_it() -> None:

@@ -23,13 +23,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from remanence.aggregators.mean import uniform_weights
+from remanence.aggregators.mean import mean, uniform_weights
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
 from remanence.core.declarations import (
     ABSENT_CLASSES,
     AGGREGATION,
+    AT_CLIENT,
+    AT_SERVER,
     CLIENT,
     DRIFT,
     EACH_PASS,
@@ -41,7 +43,6 @@ from remanence.core.declarations import (
     MIXING,
     MODEL,
     PEER_DRIFT,
-    SERVER,
     Disclosure,
     Mechanism,
     Remedy,
@@ -79,6 +80,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ABSENT_CLASSES",
     "AGGREGATION",
+    "AT_CLIENT",
+    "AT_SERVER",
     "CLIENT",
     "DRIFT",
     "EACH_PASS",
@@ -90,7 +93,6 @@ __all__ = [
     "MIXING",
     "MODEL",
     "PEER_DRIFT",
-    "SERVER",
     "Aggregate",
     "AssignmentDecision",
     "Batch",
@@ -130,6 +132,7 @@ __all__ = [
     "check_method",
     "check_model",
     "check_range",
+    "mean",
     "part",
     "pytree",
     "rng",

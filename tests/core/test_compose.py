@@ -14,7 +14,7 @@ from remanence.core.compose_checks import (
     check,
 )
 from remanence.core.contexts import Context, ServerContext
-from remanence.core.declarations import CLIENT, EACH_ROUND, EXAMPLE, Disclosure, Mechanism
+from remanence.core.declarations import AT_CLIENT, EACH_ROUND, EXAMPLE, Disclosure, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.expressions import options_of
 from remanence.core.slots import (
@@ -123,7 +123,7 @@ def test_a_transform_with_an_unknown_stage_is_refused() -> None:
 )
 def test_a_mechanism_with_an_unknown_word_is_refused(field: str, word: str) -> None:
     """A word that nothing reads would hide the noise from the accountant or from sites."""
-    noise = Mechanism(EXAMPLE, "count", CLIENT, 1.0, EACH_ROUND)
+    noise = Mechanism(EXAMPLE, "count", AT_CLIENT, 1.0, EACH_ROUND)
     shown = {"count": Disclosure("examples")}
     check(Method((Part("mine", discloses=shown, mechanisms=(noise,)),)))
     mistyped = Part("mine", discloses=shown, mechanisms=(noise._replace(**{field: word}),))
@@ -137,7 +137,7 @@ def test_a_mechanism_with_an_unknown_word_is_refused(field: str, word: str) -> N
 )
 def test_a_mechanism_with_an_impossible_number_is_refused(field: str, number: float) -> None:
     """The accountant would report an epsilon for it."""
-    noise = Mechanism(EXAMPLE, "count", CLIENT, 1.0, EACH_ROUND)
+    noise = Mechanism(EXAMPLE, "count", AT_CLIENT, 1.0, EACH_ROUND)
     shown = {"count": Disclosure("examples")}
     odd = Part("mine", discloses=shown, mechanisms=(noise._replace(**{field: number}),))
     with pytest.raises(InputError, match=f"mine: {field} of a Mechanism is .*, not {number}"):
@@ -467,3 +467,26 @@ def test_what_is_made_for_one_global_model_is_refused_beside_several() -> None:
     check(
         many + Part("other", client_weights=say("client_weights"), aggregate=FILLINGS["aggregate"])
     )
+
+
+def test_a_missing_name_is_explained() -> None:
+    """A regularizer of one parameter and a transform that look up names, and a number that is not
+    declared.
+    """
+    made = Part(
+        "mine",
+        hyper={"alpha": 1.0},
+        regularizers=(lambda params, ctx: ctx.client_state["h"]["w"],),
+        transforms=(Transform("correct", lambda grads, params, ctx: ctx.client_state["h"]),),
+        on_client_start=lambda ctx, ops: ctx.hyper["mu"],
+    )
+    composed = ComposedMethod(Method((made,)))
+    ctx = client_context(stats=None)
+    for hook, arguments, words in (
+        (composed.hooks("regularizers")[0], ({}, ctx), "a regularizer is also called with a model"),
+        (composed.transforms()[0], ({}, {}, ctx), "personal parameters are trained and are not in"),
+        (composed.hooks("on_client_start")[0], (ctx, None), "if mu is a hyper-parameter, declare"),
+    ):
+        with pytest.raises(KeyError) as caught:
+            hook(*arguments)
+        assert any(note.startswith(f"mine: {words}") for note in caught.value.__notes__), words

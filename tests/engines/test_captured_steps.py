@@ -20,9 +20,9 @@ from remanence.core.errors import RunFailed
 from remanence.core.pytree import Tree
 from remanence.core.slots import Part, StepTracker
 from remanence.core.types import ModelState, Reply
-from remanence.engines import cuda_graphs
+from remanence.engines import captured_steps
 from remanence.engines.autotune import choose_engine, choose_execution
-from remanence.engines.cuda_graphs import choose_sizes, round_up
+from remanence.engines.captured_steps import choose_sizes, round_up
 from remanence.engines.memory import gpu_memory_text
 from remanence.engines.run_slices import RunSlice
 from remanence.engines.sequential import SequentialEngine
@@ -47,7 +47,7 @@ from remanence.training.task import ClientIndices
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cuda_graphs, "TracedFunction", lambda step_all, example, compile=False: step_all
+        captured_steps, "TracedFunction", lambda step_all, example, compile=False: step_all
     )
 
 
@@ -66,7 +66,7 @@ def assert_captured_equals_sequential(
     engine = VectorizedEngine(experiment.task, stack, steps)
     assert_equals_loop(experiment, engine)
     assert engine.degraded_reason == ""
-    assert engine.graphs
+    assert engine.captured
     return engine
 
 
@@ -178,10 +178,10 @@ def test_few_sizes_are_captured_and_the_rest_is_masked(monkeypatch: pytest.Monke
     Sizes are halved, so 5, 2 and 1 are captured: with 3 clients there are two too many in the stack
     of 5.
     """
-    asked: list[cuda_graphs.GraphShape] = []
-    record = cuda_graphs.GraphedPhase._capture
+    asked: list[captured_steps.StepShape] = []
+    record = captured_steps.CapturedPhase._capture
     monkeypatch.setattr(
-        cuda_graphs.GraphedPhase,
+        captured_steps.CapturedPhase,
         "_capture",
         lambda self, shape, fuse: asked.append(shape) or record(self, shape, fuse),
     )
@@ -206,7 +206,7 @@ def test_a_smaller_stack_uses_the_captured_steps_of_a_larger_one(
     """
     written: list[bool] = []
     monkeypatch.setattr(
-        cuda_graphs,
+        captured_steps,
         "TracedFunction",
         lambda step_all, example, compile=False: written.append(compile) or step_all,
     )
@@ -215,12 +215,12 @@ def test_a_smaller_stack_uses_the_captured_steps_of_a_larger_one(
     )
     engine = VectorizedEngine(experiment.task, 4, "captured")
     assert_equals_loop(experiment, engine)
-    assert len(engine.graphs) == 1
-    assert set(engine.graphs[0].replays) == {(4, 4, False), (1, 4, False)}
+    assert len(engine.captured) == 1
+    assert set(engine.captured[0].replays) == {(4, 4, False), (1, 4, False)}
     assert len(written) == 2
     engine.stack = 3
     assert_equals_loop(experiment, engine)
-    assert set(engine.graphs[0].replays) == {
+    assert set(engine.captured[0].replays) == {
         (4, 4, False),
         (1, 4, False),
         (4, 4, True),
@@ -240,11 +240,11 @@ def test_rare_shapes_are_not_compiled(
     """
     seen: list[bool] = []
     monkeypatch.setattr(
-        cuda_graphs,
+        captured_steps,
         "TracedFunction",
         lambda step_all, example, compile=False: seen.append(compile) or step_all,
     )
-    monkeypatch.setattr(cuda_graphs, "MIN_COMPILED_SHARE", often)
+    monkeypatch.setattr(captured_steps, "MIN_COMPILED_SHARE", often)
     experiment = with_clients(
         small_experiment("fedavg", {"local.batch_size": 1, "data.partition": "iid"}), [7, 6, 1, 1]
     )
@@ -256,7 +256,7 @@ def test_steps_that_cannot_be_captured_run_eagerly(monkeypatch: pytest.MonkeyPat
     def refuse(*args: Any) -> None:
         raise NotImplementedError("no such operation\nin this graph")
 
-    monkeypatch.setattr(cuda_graphs, "TracedFunction", refuse)
+    monkeypatch.setattr(captured_steps, "TracedFunction", refuse)
     experiment = small_experiment(EVERYTHING)
     engine = VectorizedEngine(experiment.task, 3, "captured")
     assert_equals_loop(experiment, engine)
@@ -387,7 +387,7 @@ def test_the_choice_says_why_steps_cannot_be_captured(monkeypatch: pytest.Monkey
     def refuse(*args: Any) -> None:
         raise NotImplementedError("no such operation")
 
-    monkeypatch.setattr(cuda_graphs, "TracedFunction", refuse)
+    monkeypatch.setattr(captured_steps, "TracedFunction", refuse)
     experiment = small_experiment("fedavg")
     choice = choose_execution(
         experiment.task,
@@ -421,7 +421,7 @@ def test_eager_steps_are_a_choice_even_where_they_are_degraded(
 
 def test_a_short_run_on_a_cpu_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = small_experiment("fedavg", {"model": "mlp(hidden=6)"})
-    monkeypatch.setattr(cuda_graphs, "TracedFunction", None)
+    monkeypatch.setattr(captured_steps, "TracedFunction", None)
     assert (
         choose_engine(
             experiment.task, make_work(experiment, first_state(experiment), 1), rounds=3
@@ -460,7 +460,7 @@ def test_padding_repeats_real_examples() -> None:
         torch.zeros(1, 0, dtype=torch.int64),
         torch.zeros(1, 0),
     )
-    cuda_graphs.load_rows(memory, rows)
+    captured_steps.load_rows(memory, rows)
     assert memory.train.tolist() == [[5, 6, 7, 5]]
     assert memory.train_weight.tolist() == [[1, 1, 1, 0]]
     assert memory.valid.shape == (1, 0)
@@ -476,7 +476,7 @@ def test_a_smaller_batch_is_padded_with_an_example_of_its_client() -> None:
         [8, 7],
     )
     engine = assert_captured_equals_sequential(experiment, stack=1)
-    assert len(engine.graphs) == 1
-    seen = engine.graphs[0].ids[0, 0].tolist()
+    assert len(engine.captured) == 1
+    seen = engine.captured[0].ids[0, 0].tolist()
     assert sorted(seen[:7]) == sorted(experiment.task.population.at(0).train.for_client(1))
     assert seen[7] == seen[0]

@@ -226,7 +226,7 @@ def test_captured_steps_serve_rounds_of_fewer_and_smaller_clients() -> None:
             <= TOLERANCE
         )
     assert engine.degraded_reason == ""
-    assert [graph.cached_features for graph in engine.graphs] == [False, True] * 2
+    assert [each.cached_features for each in engine.captured] == [False, True] * 2
 
 
 def test_a_stack_is_not_cut_where_its_steps_compute_fewer_examples_than_the_prefixes() -> None:
@@ -243,7 +243,7 @@ def test_a_stack_is_not_cut_where_its_steps_compute_fewer_examples_than_the_pref
         )
         engine = VectorizedEngine(experiment.task, 6, "captured")
         list(engine.train(make_work(experiment, first_state(experiment), 1)))
-        return engine.graphs[0].cached_features
+        return engine.captured[0].cached_features
 
     equal = "dirichlet(alpha=0.5, samples=8)"
     assert [is_cut(equal, 1), is_cut(equal, 2)] == [False, True]

@@ -188,12 +188,12 @@ def test_memory_that_does_not_suffice(
         if rows > 12:
             raise MemoryError
 
-    engine.score_rows = 40
+    engine.max_rows = 40
     seen = watch(engine, monkeypatch, refuse)
     assert torch.equal(
         engine.score(models, "test").confusion,
         SequentialEngine(experiment.task).score(models, "test").confusion,
     )
     assert set(seen) == {10}
-    assert engine.eval_model.rows == engine.score_rows == 10  # type: ignore[attr-defined]
+    assert engine.eval_model.rows == engine.max_rows == 10  # type: ignore[attr-defined]
     assert engine.degraded_reason == ""

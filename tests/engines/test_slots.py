@@ -20,11 +20,11 @@ from engines.toys import (
     refined,
     tuned_head,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from remanence.core import pytree
 from remanence.core.engine import ClientWork
-from remanence.core.errors import InputError
+from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.slots import Method, Part
 from remanence.core.types import Reply
 from remanence.data.batches import plan_batches
@@ -69,6 +69,43 @@ def play_by_hand(experiment: BuiltExperiment) -> tuple[ClientWork, Reply, Server
             SequentialEngine(experiment.task),
         ),
     )
+
+
+@pytest.mark.parametrize("kind", ["params", "buffers"])
+def test_a_model_that_is_not_finite_is_not_used(kind: str) -> None:
+    experiment = with_norms(fedprox())
+    state = first_state(experiment)
+    job = make_work(experiment, state, 1)
+    replies = Reply.concat(list(SequentialEngine(experiment.task).train(job)))
+    broken: Any = {name: x.clone() for name, x in getattr(replies, kind).items()}
+    name = next(name for name, x in broken.items() if x.is_floating_point())
+    broken[name][0] = torch.inf
+    replies = replies._replace(**{kind: broken})
+    engine = SequentialEngine(experiment.task)
+    with pytest.raises(AggregationFailed, match="NaN or infinity"):
+        server_step.update(
+            experiment.task, state.server, replies, 1, job.key, job.optimizer_hparams, engine
+        )
+
+
+def test_a_buffer_that_is_not_sent_may_hold_infinity() -> None:
+    """Such as a mask."""
+
+    class Masked(nn.Module):
+        mask: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(5, 4)
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(x) * (self.mask[0] + 1)
+            return logits
+
+    experiment = small_experiment(fedprox(), {"local.buffers": "frozen"}, module=Masked().double())
+    _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 2)
+    assert not any(line["abandoned"] or line["rejected"] for line in lines)
 
 
 def test_control_variates_are_remembered() -> None:

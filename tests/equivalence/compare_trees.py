@@ -79,6 +79,17 @@ def run_jobs(tree: Path, out: Path, only: str) -> None:
     )
 
 
+def has_commit(name: str) -> bool:
+    """Whether a commit is in this clone, which may be shallow."""
+    found = subprocess.run(
+        ["git", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    return found.returncode == 0
+
+
 def translate(name: str) -> str:
     """The name of a tensor of the base in the words of this tree."""
     for pattern, new in METRICS if name.startswith("metrics/") else STATES:
@@ -150,6 +161,11 @@ def main() -> int:
         "--cache", type=Path, help="keep the base's tensors in this folder and use them again"
     )
     options = parser.parse_args()
+    if not has_commit(options.base):
+        parser.error(
+            f"the commit {options.base} is not in this clone: fetch the whole history"
+            " (git fetch --unshallow), or name another commit, such as --base HEAD"
+        )
     with tempfile.TemporaryDirectory(prefix="remanence-trees-") as temporary:
         old, new, worktree = (
             options.cache or Path(temporary, "old"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from remanence.core.declarations import (
-    CLIENT,
+    AT_CLIENT,
+    AT_SERVER,
     EACH_ROUND,
     EXAMPLE,
     MODEL,
-    SERVER,
     Disclosure,
     Mechanism,
 )
@@ -19,11 +19,11 @@ from remanence.core.slots import Part
 @pytest.mark.parametrize(
     ("covers", "drawn_at", "noise", "protected"),
     [
-        ("count", CLIENT, 1.0, True),
-        ("count", CLIENT, 0.0, False),
-        ("count", SERVER, 1.0, False),
-        ("other", CLIENT, 1.0, False),
-        (MODEL, CLIENT, 1.0, False),
+        ("count", AT_CLIENT, 1.0, True),
+        ("count", AT_CLIENT, 0.0, False),
+        ("count", AT_SERVER, 1.0, False),
+        ("other", AT_CLIENT, 1.0, False),
+        (MODEL, AT_CLIENT, 1.0, False),
     ],
 )
 def test_only_noise_drawn_at_the_client_protects_what_leaves_it(

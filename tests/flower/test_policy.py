@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from remanence.core import rng
 from remanence.core.contexts import ServerContext
 from remanence.core.declarations import (
-    CLIENT,
+    AT_CLIENT,
+    AT_SERVER,
     EACH_ROUND,
     EXAMPLE,
     MODEL,
-    SERVER,
     Disclosure,
     Mechanism,
 )
@@ -205,7 +205,7 @@ def test_noise_that_is_not_declared_comes_from_a_secret_key() -> None:
     assert needs_secret_noise(small_experiment(noisy_part()).task)
     declared = replace(noisy_part(), discloses={"total": Disclosure("size")})
     assert not needs_secret_noise(small_experiment(declared).task)
-    noise = Mechanism(EXAMPLE, "total", CLIENT, 1.0, EACH_ROUND)
+    noise = Mechanism(EXAMPLE, "total", AT_CLIENT, 1.0, EACH_ROUND)
     assert needs_secret_noise(small_experiment(replace(declared, mechanisms=(noise,))).task)
     transform = Transform("noise", lambda grads, params, ctx: grads)
     assert needs_secret_noise(small_experiment(Part("hidden", transforms=(transform,))).task)
@@ -219,7 +219,7 @@ def test_every_server_function_of_a_noisy_part_gets_a_secret_key() -> None:
         keys.append(srv.key)
         return params, srv.state
 
-    noise = Mechanism("client", MODEL, SERVER, 1.0, EACH_ROUND)
+    noise = Mechanism("client", MODEL, AT_SERVER, 1.0, EACH_ROUND)
     part = Part("mine", server_update=remember, mechanisms=(noise,))
     srv: Any = ServerContext(1, None, 0, {}, {}, Key(0), None)  # type: ignore[arg-type]
     for p in (secret_noise(part), replace(part, mechanisms=())):

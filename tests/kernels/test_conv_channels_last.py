@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from remanence.core.rng import Key
-from remanence.engines import cuda_graphs
+from remanence.engines import captured_steps
 from remanence.kernels import conv_channels_last, conv_per_client, grouped_conv
 from remanence.testing.toy_task import small_experiment
 
@@ -200,9 +200,9 @@ def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(grouped_conv, "use_channels_last", lambda x, weight: True)
     monkeypatch.setattr(grouped_conv, "use_triton", lambda x, weight, padding: False)
     monkeypatch.setattr(conv_channels_last, "convolve", spy)
-    trace = cuda_graphs.TracedFunction
+    trace = captured_steps.TracedFunction
     monkeypatch.setattr(
-        cuda_graphs,
+        captured_steps,
         "TracedFunction",
         lambda step_all, example, compile=False: trace(
             grouped_conv.with_convolutions(step_all, fused=True), example, compile

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from remanence.core import pytree as trees
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
-from remanence.engines import cuda_graphs
+from remanence.engines import captured_steps
 from remanence.engines.evaluation import predict_logits_stacked
 from remanence.kernels import grouped_conv, triton_conv
 from remanence.kernels.grouped_conv import conv_forward, conv_weight_grad, convolve
@@ -183,7 +183,7 @@ def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.Mo
         return result
 
     monkeypatch.setattr(
-        cuda_graphs,
+        captured_steps,
         "TracedFunction",
         lambda step_all, example, compile=False: grouped_conv.with_convolutions(
             step_all, fused=False
@@ -284,9 +284,9 @@ def test_batch_norm_of_a_single_value() -> None:
 @pytest.mark.usefixtures("everywhere")
 def test_kernels_can_be_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a compiled step on CUDA: traced once, then called with other tensors."""
-    trace = cuda_graphs.TracedFunction
+    trace = captured_steps.TracedFunction
     monkeypatch.setattr(
-        cuda_graphs,
+        captured_steps,
         "TracedFunction",
         lambda step_all, example, compile=False: trace(
             grouped_conv.with_convolutions(step_all, fused=False), example, compile

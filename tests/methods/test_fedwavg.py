@@ -12,19 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 from methods.small_task import CLASSES, in_plain_tensors, largest_gap, make_experiment, make_net
 from reference import fedwavg as reference
+from reference.fedbn import names_of_normalization
 from torch import Tensor
 
 from remanence.core.errors import InputError
 from remanence.core.slots import Method, Part
 from remanence.core.types import Batch, ModelState, Output
 from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.losses import wsm
-from remanence.methods import fedprox
+from remanence.methods import fedbn, fedprox
 from remanence.methods.fedwavg import client_weights, count_forgotten, fedwavg, forgetting_weights
 from remanence.rounds.federated import make_work
 from remanence.rounds.setup import first_state
 from remanence.testing import check_method
-from remanence.testing.toy_task import run_rounds
+from remanence.testing.toy_task import (
+    EQUAL,
+    batch_norm_net,
+    max_rel_diff,
+    run_rounds,
+    small_experiment,
+    state_tree,
+)
 
 ROUNDS = 4  # with half of the clients in a round, most have come back by then
 CASES: dict[str, tuple[Part | Method, dict[str, Any], int]] = {
@@ -57,6 +66,42 @@ def test_it_equals_algorithm_1(case: str, kind: str) -> None:
         [np.mean(list(round.values())) for round in uploads]
     )
     assert gap < 1e-10
+
+
+@pytest.mark.parametrize("method", [fedwavg(alpha=0.8) + fedbn(), fedwavg(alpha=0.8)])
+def test_a_client_counts_with_the_normalization_it_keeps(method: Any) -> None:
+    """A client that keeps its normalization evaluates the received model with it in place: with
+    its scales and statistics (fedbn), or with its statistics alone (local.buffers=local).
+    """
+    local = {} if isinstance(method, Method) else {"local.buffers": "local"}
+    experiment = make_experiment(method, "conv", rounds=ROUNDS, **local)
+    state, lines = run_rounds(experiment, SequentialEngine(experiment.task), ROUNDS)
+    x, y, rows, _, chosen = in_plain_tensors(experiment, rounds=ROUNDS)
+    net = make_net("conv")
+    kept = names_of_normalization(net)
+    if local:
+        kept = [name for name, _ in net.named_buffers()]
+    wanted, uploads = reference.train(net, x, y, CLASSES, rows, chosen, 0.8, 1, kept)
+    assert [line["payload"]["fedwavg.forgettable"] for line in lines] == pytest.approx(
+        [np.mean(list(round.values())) for round in uploads]
+    )
+    assert largest_gap(state, wanted, "conv") < 1e-10
+
+
+def test_stacked_clients_count_with_the_normalization_they_keep() -> None:
+    experiment = small_experiment(
+        fedwavg() + fedbn(), EQUAL | {"local.epochs": 4, "rounds": ROUNDS}, module=batch_norm_net()
+    )
+    (one, lines), (many, others) = (
+        run_rounds(experiment, engine, ROUNDS)
+        for engine in (
+            SequentialEngine(experiment.task),
+            VectorizedEngine(experiment.task, 3),
+        )
+    )
+    assert max(line["payload"]["fedwavg.forgettable"] for line in lines) > 1
+    assert [line["payload"] for line in lines] == [line["payload"] for line in others]
+    assert max_rel_diff(state_tree(many), state_tree(one))[1] <= 1e-12
 
 
 def test_the_event_period_matters() -> None:

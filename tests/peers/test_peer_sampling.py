@@ -118,6 +118,14 @@ def test_different_reachable_peers_as_many_as_there_are(
         assert row == real + [-1] * (len(row) - len(real))  # nobody comes last
 
 
+def test_a_peer_of_probability_zero_is_not_drawn() -> None:
+    """Two rows, each a sample of three clients: log(0) = -inf is never drawn."""
+    scores = torch.tensor([[1.0, 0.0, 3.0], [0.0, 2.0, 0.0]], dtype=torch.float64).log()
+    for seed in range(20):
+        drawn = sample_weighted(scores, torch.ones(2, 3, dtype=torch.bool), 3, Key(seed)).tolist()
+        assert [sorted(row) for row in drawn] == [[-1, 0, 2], [-1, -1, 1]]
+
+
 def test_huge_scores_overflow_nothing() -> None:
     """exp(600) is beyond float64: the two largest by far are drawn, in order."""
     table = torch.tensor([[0.0, 600.0, 10_000.0, -10_000.0]], dtype=torch.float64)

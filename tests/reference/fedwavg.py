@@ -53,8 +53,11 @@ def train(
     setting: Setting,
     alpha: float,
     every: int,
+    kept: Sequence[str] = (),
 ) -> tuple[State, list[dict[int, float]]]:
-    """Return the global state dict and the F that every client of each round uploaded."""
+    """Return the global state dict and the F that every client of each round uploaded. kept: the
+    entries that clients do not send; theirs are part of every model that a client evaluates.
+    """
     theta_g = copy.deepcopy(net.state_dict())
     forgotten = [1.0] * len(rows)  # line 2
     theta: dict[int, State] = {}  # each client's last local model
@@ -65,6 +68,7 @@ def train(
         trained = []
         for n in cohort:
             mine_x, mine_y = x[rows[n]], y[rows[n]]
+            received = theta_g | {name: theta[n][name] for name in kept if n in theta}
             if n in theta and round % every == 0:  # lines 5 and 10 to 12
                 right_before = [
                     predicted == int(label)
@@ -72,7 +76,7 @@ def train(
                 ]
                 right_now = [
                     predicted == int(label)
-                    for predicted, label in zip(predict(net, theta_g, mine_x), mine_y, strict=True)
+                    for predicted, label in zip(predict(net, received, mine_x), mine_y, strict=True)
                 ]
                 forgotten[n] = float(
                     sum(
@@ -91,14 +95,14 @@ def train(
                 for positions, width in zip(plan.indices, plan.batch_sizes, strict=True)
             ]
             local = copy.deepcopy(net)
-            local.load_state_dict(theta_g)
+            local.load_state_dict(received)
             train_client(
                 local, mine_x, mine_y, classes, batches, setting, learning_rate(setting, round)
             )
             theta[n] = {name: value.detach().clone() for name, value in local.state_dict().items()}
-            trained.append(theta[n])
+            trained.append({name: x for name, x in theta[n].items() if name not in kept})
         uploads.append({n: forgotten[n] for n in cohort})
-        theta_g = weighted_average(
+        theta_g = theta_g | weighted_average(
             trained, averaging_weights([forgotten[n] for n in cohort], alpha)
         )
     return theta_g, uploads

@@ -9,16 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from methods.drifting_task import CLIENTS, play_states
 from rounds.drift_runs import HAST, config_of, count, last_client_models, last_state, predict
 from rounds.test_resume import contents
 
 from remanence.config import Experiment
+from remanence.core.slots import PeerAverage
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.results.ledger import MOMENTS, PEER_COUNTS, SIMILARITY
 from remanence.results.run import CONFUSIONS, EXAMPLES, PEERS, Run
 from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.peer_averaging import count_peer_bytes
 from remanence.testing.toy_task import max_rel_diff, state_tree
 
 EVERYTHING = {
@@ -316,6 +319,21 @@ def test_bytes_by_hand(tmp_path: Path) -> None:
     )
     _, lines = play_states(experiment, SequentialEngine(experiment.task), rounds=1)
     assert lines[0]["bytes_up"] == (1 + 2 + 2 + 2 + 1) * model
+
+
+def test_a_candidate_that_is_not_averaged_has_sent_its_model() -> None:
+    """Client 0 evaluates clients 1 and 2 and averages with 1 and 3; client 1 evaluates and selects
+    none. Two candidates and client 3 send models, the candidates also their similarities.
+    """
+    task = build(config_of("dac(peers=2)")).task
+    none = torch.full((CLIENTS - 1, 2), -1)
+    candidates = torch.cat([torch.tensor([[1, 2]]), none])
+    average = PeerAverage(torch.cat([torch.tensor([[1, 3]]), none]))
+    model, extra = 92 * 8, CLIENTS * 8
+    assert count_peer_bytes(task, (average,), candidates) == {
+        "bytes_up": 3 * model + 2 * extra,
+        "bytes_down": 3 * model + 2 * extra,
+    }
 
 
 def test_examples_and_confusions_of_clients_models(recorded: tuple[Run, BuiltExperiment]) -> None:

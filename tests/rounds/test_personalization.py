@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from remanence.core.compose_checks import check
 from remanence.core.contexts import ClientOps, Context
 from remanence.core.errors import InputError
+from remanence.core.progress import LogProgress
 from remanence.core.slots import Method, Part, Phase
 from remanence.core.types import ModelState
 from remanence.engines.sequential import SequentialEngine
+from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
 from remanence.losses import wsm
 from remanence.methods import fedavg, fedprox
@@ -28,6 +30,7 @@ from remanence.methods.frozen_head import frozen_head
 from remanence.results.run import Run
 from remanence.rounds import personalization
 from remanence.rounds.loop import resume_run, start_run
+from remanence.rounds.personalization import finetune_task
 from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import (
     EQUAL,
@@ -38,6 +41,7 @@ from remanence.testing.toy_task import (
     small_experiment,
     state_tree,
 )
+from remanence.training.task import TrainingTask
 
 TUNED = fedbabu(finetune_epochs=1)
 EVERYONE = np.arange(6)
@@ -69,6 +73,30 @@ def tune(experiment: BuiltExperiment) -> ModelState:
         first_state(experiment),
         EVERYONE,
     )
+
+
+def test_fine_tuning_runs_as_the_settings_say() -> None:
+    changes = EQUAL | {"engine": "vectorized", "execution": "captured"}
+    tuner = personalization.make_finetune_engine(small_experiment(TUNED, changes))
+    assert isinstance(tuner, VectorizedEngine)
+    assert tuner.execution == "captured"
+
+
+def test_why_fine_tuning_is_slower_is_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Complaining(SequentialEngine):
+        def __init__(self, task: TrainingTask):
+            super().__init__(task)
+            self.degraded_reasons = ["fine-tuning is slow"]
+
+    monkeypatch.setattr(
+        personalization, "make_finetune_engine", lambda e: Complaining(finetune_task(e.task))
+    )
+    config = small_experiment(TUNED, {"rounds": 2}).config
+    found = start_run(config, tmp_path / "run", method=as_method(TUNED), progress=LogProgress())
+    assert capsys.readouterr().err.count("slower than asked for: fine-tuning is slow") == 1
+    assert found.metadata["engine"].endswith("fine-tuning is slow")
 
 
 def test_only_methods_that_make_personal_models_have_them(tmp_path: Path) -> None:

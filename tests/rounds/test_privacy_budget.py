@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 
 from remanence.config import parse_experiment
 from remanence.core.errors import InputError
-from remanence.core.rng import Key
 from remanence.metrics.groups import group_runs
 from remanence.privacy import accountant as privacy
 from remanence.privacy.accountant import gaussian_epsilon
 from remanence.report.page import render_report
 from remanence.report.privacy import list_guarantees
 from remanence.results.run import Run
-from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.privacy_budget import (
     count_passes,
@@ -121,34 +119,7 @@ def test_opacus_counts_coins_and_we_count_every_look() -> None:
     assert gaussian_epsilon(math.sqrt(20) / 1.2, 1e-5) > theirs
 
 
-# --------------------------------------------------------------------------------- clients by coins
-
-
-def test_clients_that_join_by_coins() -> None:
-    """Of 6 clients 3 are expected: over 400 rounds a client comes with chance 1/2, known to 4 /
-    sqrt(1600), and pairs come together a quarter of the time.
-    """
-    experiment = small_experiment("fedavg", {"clients.sample": 3, "clients.sampling": "poisson"})
-    came = np.array(
-        [
-            np.isin(np.arange(6), sample_clients(experiment, round, Key(0).fold_in("round", round)))
-            for round in range(1, 401)
-        ]
-    )
-    assert came.mean(axis=0) == pytest.approx(np.full(6, 0.5), abs=0.1)
-    assert (came[:, 0] & came[:, 1]).mean() == pytest.approx(
-        0.25, abs=4 * math.sqrt(0.25 * 0.75 / 400)
-    )
-    assert set(came.sum(axis=1)) >= {1, 2, 3, 4, 5}
-    assert experiment.task.info.expected_cohort == 3.0
-    assert small_experiment("fedavg", {"clients.sample": 3}).task.info.expected_cohort == 0.0
-
-
-def test_coins_and_more_clients_than_needed_do_not_go_together() -> None:
-    with pytest.raises(
-        InputError, match=r"clients.sampling=poisson and round.over_selection cannot be combined"
-    ):
-        parse_experiment({}, {"clients.sampling": "poisson", "round.over_selection": 1.5})
+# ------------------------------------------------------------------------------ sampling of clients
 
 
 @needs_accounting

@@ -21,13 +21,13 @@ from remanence.core.errors import InputError
 from remanence.core.progress import LogProgress
 from remanence.core.types import ModelState, Reply
 from remanence.engines.base import BaseEngine
-from remanence.engines.cuda_graphs import GraphedPhase
+from remanence.engines.captured_steps import CapturedPhase
 from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.metrics.phase_decomposition import phase_decomposition
 from remanence.results.run import EXPERIMENT, METRICS, load
-from remanence.rounds.client_sampling import sample_clients
+from remanence.rounds.client_sampling import online_clients, sample_clients
 from remanence.rounds.loop import start_run
 from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
@@ -253,7 +253,8 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
 
     for round in range(1, 20):
         key = Key(0).fold_in("round", round)
-        np.testing.assert_array_equal(sample_clients(a, round, key), sample_clients(b, round, key))
+        one, other_one = (sample_clients(e, online_clients(e, round, key), key) for e in (a, b))
+        np.testing.assert_array_equal(one, other_one)
     np.testing.assert_array_equal(
         a.task.population.at(0).train.ids, b.task.population.at(0).train.ids
     )
@@ -267,7 +268,7 @@ def test_an_engine_that_cannot_do_what_was_asked_says_so(
     def fail(*_: Any) -> None:
         raise ValueError("no such kernel\nand more")
 
-    monkeypatch.setattr(GraphedPhase, "run", fail)
+    monkeypatch.setattr(CapturedPhase, "run", fail)
     config = config_of(engine="vectorized", execution="captured", rounds=3)
     start_run(config, tmp_path / "run", progress=LogProgress())
     reason = "steps could not be captured (no such kernel)"

@@ -15,17 +15,21 @@ from rounds.test_decentralized import Dying
 from rounds.test_resume import contents
 
 from remanence.config import parse_experiment
-from remanence.core.errors import InputError
+from remanence.core.engine import Rejection
+from remanence.core.errors import AggregationFailed, InputError
 from remanence.core.rng import Key
+from remanence.core.types import Reply
 from remanence.engines.client_plan import expected_steps
 from remanence.engines.sequential import SequentialEngine
 from remanence.experiment.build import build
 from remanence.experiment.system import response_times
 from remanence.rounds.client_sampling import sample_clients
-from remanence.rounds.federated import make_work
+from remanence.rounds.federated import make_work, update_servers
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.setup import first_state, make_round
+from remanence.rounds.stragglers import split_stragglers
 from remanence.testing.toy_task import run_rounds
+from remanence.training import server_step
 from remanence.training.state import StaleReply
 
 SLOW: dict[str, Any] = {
@@ -50,7 +54,7 @@ def test_the_first_to_answer_are_used() -> None:
     experiment = build(parse_experiment({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
     job = make_work(experiment, first_state(experiment), 1)
     times = response_times(
-        job.clients, expected_steps(experiment.task, job), experiment.seconds, job.key
+        job.clients, expected_steps(experiment.task, job), experiment.step_seconds, job.key
     )
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     assert (lines[0]["invited"], lines[0]["replies"], lines[0]["late"]) == (7, 5, 2)
@@ -166,7 +170,7 @@ def test_a_rejected_reply_takes_no_slot() -> None:
     experiment = build(parse_experiment({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
     work = make_work(experiment, first_state(experiment), 1)
     times = response_times(
-        work.clients, expected_steps(experiment.task, work), experiment.seconds, work.key
+        work.clients, expected_steps(experiment.task, work), experiment.step_seconds, work.key
     )
     fastest = set(work.clients[np.argsort(times)[:2]].tolist())
     _, lines = run_rounds(experiment, Broken(experiment.task, fastest), 1)
@@ -188,12 +192,112 @@ def test_stale_replies_are_used_where_no_new_one_is_valid() -> None:
     assert not line["abandoned"]
 
 
-def test_an_abandoned_round_uses_no_stale_reply() -> None:
+def test_a_stale_reply_of_an_abandoned_round_is_used_in_the_next() -> None:
     changes = {"round.deadline": "quantile(share=0.6)", "round.late": "use"}
     experiment = build(parse_experiment({}, SLOW | changes | {"round.min_replies": 5}))
+    engine, state = SequentialEngine(experiment.task), first_state(experiment)
+    waiting: dict[int, StaleReply] = {}  # by client
+    postponed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        round = make_round(experiment, engine, Path(folder))
+        for number in range(1, 7):
+            arriving = {client for client, x in waiting.items() if x.arrival_round == number}
+            state, line = round.run(state)
+            after = {int(late.reply.client): late for late in state.stale}
+            if line["abandoned"]:
+                assert line["stale_used"] == 0
+                assert all(after[client].arrival_round == number + 1 for client in arriving)
+                postponed += len(arriving)
+            else:
+                assert line["stale_used"] == len(arriving)
+                assert not arriving & set(after)
+            waiting = after
+        round.close()
+    assert postponed >= 1
+
+
+def test_a_stale_reply_is_not_tried_again_after_a_failed_aggregation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise AggregationFailed("no aggregate")
+
+    changes = {"round.deadline": "quantile(share=0.6)", "round.late": "use"}
+    experiment = build(parse_experiment({}, SLOW | changes))
+    _, before = run_rounds(experiment, SequentialEngine(experiment.task), 6)
+    arrival = next(line["round"] for line in before if line["stale_used"])
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), arrival - 1)
+    with tempfile.TemporaryDirectory() as folder:
+        monkeypatch.setattr(server_step, "update", fail)
+        round = make_round(experiment, SequentialEngine(experiment.task), Path(folder))
+        after, line = round.run(state)
+        round.close()
+    assert (line["problem"], line["stale_used"]) == ("no aggregate", 0)
+    assert all(late.arrival_round > arrival for late in after.stale)
+    assert any(late.arrival_round == arrival for late in state.stale)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold(equal=true)"])
+def test_a_stale_reply_has_less_weight_whatever_gives_the_weights(method: str) -> None:
+    """The weights of the first round with stale replies, by hand: the method's own, times
+    1 / (1 + age)^staleness, summing to 1.
+    """
+    changes = {"method": method, "round.deadline": "quantile(share=0.6)", "round.late": "use"}
+    experiment = build(parse_experiment({}, SLOW | changes | {"round.staleness": 2.0}))
     _, lines = run_rounds(experiment, SequentialEngine(experiment.task), 6)
-    assert any(line["abandoned"] for line in lines)
-    assert all(line["stale_used"] == 0 for line in lines if line["abandoned"])
+    number = next(line["round"] for line in lines if line["stale_used"])
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), number - 1)
+    work = make_work(experiment, state, number)
+    replies = Reply.concat(list(SequentialEngine(experiment.task).train(work)))
+    split = split_stragglers(experiment, state, work, replies)
+    assert split.replies is not None
+    born = {int(late.reply.client): int(late.reply.round) for late in split.arrived}
+    clients, sizes = split.replies.client.tolist(), experiment.task.population.at(0).train.sizes
+    raw = np.array(
+        [
+            (1.0 if "equal" in method else sizes[client])
+            / (1 + number - born.get(client, number)) ** 2
+            for client in clients
+        ]
+    )
+    assert born
+    assert len(clients) > len(born)
+    engine = SequentialEngine(experiment.task)
+    updates, _ = update_servers(experiment, engine, state, work, split.replies, split.discount)
+    assert updates[0].weights.tolist() == pytest.approx((raw / raw.sum()).tolist(), rel=1e-12)
+
+
+def test_client_privacy_refuses_late_replies_of_less_weight() -> None:
+    """Weights sum to 1, so replies on time would weigh more than the noise is made for."""
+    late = {"method": "fedavg+dp", "round.deadline": "30", "round.late": "use"}
+    with pytest.raises(InputError, match=r"dp needs replies of equal weight.*round\.staleness=0"):
+        build(parse_experiment({}, SLOW | late))
+    build(parse_experiment({}, SLOW | late | {"round.staleness": 0.0}))
+
+
+def test_bytes_count_what_was_sent() -> None:
+    """Seven clients: the two late replies are sent, too; those of two clients that decline, and of
+    one that is rejected, are two less.
+    """
+
+    class Declining(Broken):
+        def train(self, work: Any) -> Any:
+            self.gone = set(work.clients[:2].tolist())
+            yield from (r for r in super().train(work) if int(r.client) not in self.gone)
+
+        def pop_declined(self) -> list[Rejection]:
+            return [Rejection(client, "away", "its site is not connected") for client in self.gone]
+
+    experiment = build(parse_experiment({}, SLOW | {"round.over_selection": 1.3, "rounds": 1}))
+    rejected = int(make_work(experiment, first_state(experiment), 1).clients[2])
+    model = sum(x.numel() * 8 for x in experiment.task.model.initial.params.values())
+    for engine, sent in (
+        (SequentialEngine(experiment.task), 7),
+        (Declining(experiment.task, {rejected}), 5),
+    ):
+        _, lines = run_rounds(experiment, engine, 1)
+        assert lines[0]["bytes_up"] == sent * (model + 8)
+        assert len(lines[0]["rejected"]) == (0 if sent == 7 else 3)
 
 
 def test_without_a_server_who_is_late_keeps_its_average_untrained() -> None:
@@ -209,10 +313,10 @@ def test_without_a_server_who_is_late_keeps_its_average_untrained() -> None:
     experiment = build(parse_experiment({}, changes | {"round.deadline": "quantile(share=0.6)"}))
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     key = Key(experiment.config.seed).fold_in("round", 1)
-    clients = sample_clients(experiment, 1, key)
+    clients = sample_clients(experiment, np.ones(10, dtype=bool), key)
     sizes = experiment.task.population.at(0).train.sizes[clients]
     # one epoch in batches of 8
-    times = response_times(clients, np.ceil(sizes / 8), experiment.seconds, key)
+    times = response_times(clients, np.ceil(sizes / 8), experiment.step_seconds, key)
     assert (lines[0]["invited"], lines[0]["late"], lines[0]["replies"]) == (5, 2, 3)
     assert lines[0]["simulated_seconds"] == pytest.approx(np.sort(times)[2])
     in_time = set(clients[np.argsort(times)[:3]].tolist())
@@ -243,15 +347,16 @@ def test_several_global_models_wait_too() -> None:
 
 
 def test_what_cannot_wait_is_refused() -> None:
-    for method in ("random(peers=2)", "feddrift"):
+    for method, waiting in (
+        ("random(peers=2)", {"round.deadline": "30"}),
+        ("feddrift", {"round.deadline": "30"}),
+        ("feddrift", {"round.over_selection": 1.3}),
+    ):
+        changes = SLOW | waiting | {"method": method, "round.late": "use"}
         with pytest.raises(
             InputError, match=r"round\.late=use is for methods with one server model"
         ):
-            build(
-                parse_experiment(
-                    {}, SLOW | {"method": method, "round.deadline": "30", "round.late": "use"}
-                )
-            )
+            build(parse_experiment({}, changes))
     with pytest.raises(InputError, match="over_selection has no meaning without a server"):
         build(
             parse_experiment({}, SLOW | {"method": "random(peers=2)", "round.over_selection": 1.3})

@@ -280,12 +280,12 @@ def test_scoring_with_too_little_memory_takes_fewer_examples(
     again = engine.score(models, "test")
     assert again.confusion.tolist() == whole.confusion.tolist()
     assert again.loss.flatten().tolist() == pytest.approx(whole.loss.flatten().tolist(), abs=1e-12)
-    assert engine.score_rows == 4
-    engine.score_rows = 16
+    assert engine.max_rows == 4
+    engine.max_rows = 16
     assert torch.allclose(
         engine.predict_logits(models, experiment.task.public), said, rtol=0, atol=1e-12
     )
-    assert engine.score_rows == 4
+    assert engine.max_rows == 4
 
 
 def test_servers_that_stop_early_do_not_separate_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:

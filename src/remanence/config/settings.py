@@ -47,7 +47,7 @@ class DataSettings(Section):
         default=0, description="Number of training examples held out for the server as public data."
     )
     augment: tuple[StrictStr, ...] = Field(
-        default=(), description="Augmentations of training images: crop, flip."
+        default=(), description="Augmentations of training images: crop, flip, cutout."
     )
     normalize: StrictBool = Field(
         default=True,
@@ -70,7 +70,8 @@ class ClientSettings(Section):
     sampling: Literal["fixed", "poisson"] = Field(
         default="fixed",
         description="Sampling of clients: fixed draws a fixed number without replacement, poisson"
-        " draws every client independently with the same probability.",
+        " draws every client independently with the same probability. Replies are weighted by"
+        " numbers of examples either way, unless the method has other weights.",
     )
     availability: StrictStr = Field(
         default="always",
@@ -192,12 +193,13 @@ class RoundSettings(Section):
     )
     late: Literal["discard", "use"] = Field(
         default="discard",
-        description="Late replies: discard them, or use them in the round in which they arrive.",
+        description="Late replies: discard them, or use them in the round in which they arrive"
+        " (or, if it is abandoned because of too few replies, in the next).",
     )
     staleness: NonNegative = Field(
         default=0.5,
-        description="Exponent of the weight 1 / (1 + age)^staleness of a late reply, with its age"
-        " in rounds.",
+        description="Exponent of 1 / (1 + age)^staleness, the factor of a late reply's weight, with"
+        " its age in rounds.",
     )
 
 

@@ -65,23 +65,43 @@ def describe(method: Method) -> str:
     return "+".join(str(expressions.Call(p.name, p.arguments)) for p in method.parts)
 
 
+# what a function of a slot that looks up a missing name may have overlooked
+MISSING_NAME = {
+    "regularizers": "a regularizer is also called with a model of one parameter: write a term that"
+    " looks up names as a transform",
+    "transforms": "personal parameters are trained and are not in info.communicated: leave those"
+    " without an entry as they are (`if name in ...`)",
+}
+
+
 class BoundHook:
     """A function of a part, called with a context narrowed to that part's subtrees, and without
     label counts unless the part declares that it reads them.
     """
 
-    def __init__(self, part: Part, function: Callable[..., Any]):
-        self.name, self.function = part.name, function
-        self.reads_label_counts = part.reads_label_counts
+    def __init__(self, part: Part, function: Callable[..., Any], slot: str = ""):
+        self.name, self.function, self.slot = part.name, function, slot
+        self.reads_label_counts, self.hyper = part.reads_label_counts, part.hyper
 
     def __call__(self, *args: Any) -> Any:
         # the position of the context differs by slot: find it by type
-        return self.function(
-            *(
-                self._scope(arg) if isinstance(arg, Context | ServerContext | PeerContext) else arg
-                for arg in args
-            )
+        scoped = (
+            self._scope(arg) if isinstance(arg, Context | ServerContext | PeerContext) else arg
+            for arg in args
         )
+        try:
+            return self.function(*scoped)
+        except KeyError as error:
+            self._explain(error)
+            raise
+
+    def _explain(self, error: KeyError) -> None:
+        """Add to an error what an author may have overlooked."""
+        name = error.args[0] if error.args else ""
+        if self.slot in MISSING_NAME:
+            error.add_note(f"{self.name}: {MISSING_NAME[self.slot]}")
+        if isinstance(name, str) and name.isidentifier() and name not in self.hyper:
+            error.add_note(f"{self.name}: if {name} is a hyper-parameter, declare it in Part.hyper")
 
     def _scope(self, ctx: Any) -> Any:
         scoped = scope_context(ctx, self.name)
@@ -149,7 +169,7 @@ class ComposedMethod:
 
     def hooks(self, slot: str) -> list[BoundHook]:
         """All functions of a slot that any number of parts fill."""
-        return [BoundHook(p, function) for p, function in self._filled(slot)]
+        return [BoundHook(p, function, slot) for p, function in self._filled(slot)]
 
     def part_filling(self, slot: str) -> Part | None:
         """The part that fills a slot; None where no part does."""
@@ -169,7 +189,7 @@ class ComposedMethod:
     def transforms(self) -> list[BoundHook]:
         """Gradient transforms, by stage and then by name."""
         staged = sorted(self._filled("transforms"), key=lambda pair: STAGES.index(pair[1].stage))
-        return [BoundHook(p, transform.function) for p, transform in staged]
+        return [BoundHook(p, transform.function, "transforms") for p, transform in staged]
 
     def _filled(self, slot: str) -> Iterator[tuple[Part, Any]]:
         for p in self.parts:
@@ -185,10 +205,20 @@ class ComposedMethod:
         return frozenset(name for p, function in self._filled("frozen") for name in function(info))
 
     def personal(self, info: TaskInfo) -> frozenset[str]:
-        """Parameters that are trained but never leave the client."""
+        """Parameters that are trained, and buffers, that never leave the client."""
         return frozenset(
             name for p, function in self._filled("personal") for name in function(info)
         )
+
+    @property
+    def has_server(self) -> bool:
+        """Whether a server aggregates; without one, clients average with peers."""
+        return self.part_filling("peers") is None
+
+    @property
+    def has_several_models(self) -> bool:
+        """Whether there is more than one trained model: several global ones, or one a client."""
+        return not self.has_server or self.part_filling("model_assignment") is not None
 
     @property
     def mechanisms(self) -> list[tuple[Part, Mechanism]]:

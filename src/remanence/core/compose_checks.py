@@ -7,6 +7,8 @@ import re
 from collections import Counter
 
 from remanence.core.declarations import (
+    AT_CLIENT,
+    AT_SERVER,
     CLIENT,
     EACH_PASS,
     EACH_ROUND,
@@ -15,7 +17,6 @@ from remanence.core.declarations import (
     LABEL_COUNTS,
     MODEL,
     REVEALS,
-    SERVER,
 )
 from remanence.core.errors import InputError
 from remanence.core.slots import (
@@ -191,7 +192,7 @@ def _check_declarations(p: Part) -> None:
         for field, allowed in (
             ("unit", (CLIENT, EXAMPLE)),
             ("covers", (MODEL, LABEL_COUNTS, *p.discloses)),
-            ("drawn_at", (CLIENT, SERVER)),
+            ("drawn_at", (AT_CLIENT, AT_SERVER)),
             ("spent", (EACH_PASS, EACH_ROUND, EACH_TIME_STEP)),
         ):
             if getattr(mechanism, field) not in allowed:

@@ -26,7 +26,8 @@ class Context(NamedTuple):
 
     client: Tensor  # int64
     round: Tensor  # int64, from 1
-    # the model this client starts from: the received one with its personal parameters
+    # the model this client starts from: the received one, with the parameters and buffers that the
+    # client keeps in place
     start: ModelState
     broadcast: Tree  # what the server sent besides the model
     client_state: Tree  # what this client keeps

@@ -62,7 +62,7 @@ RESPONSE_HEADER: Mapping[str, Disclosure] = {
 
 CLIENT, EXAMPLE = "client", "example"  # units of privacy
 MODEL, LABEL_COUNTS = "model", "label_counts"  # what a mechanism covers, besides payload leaves
-SERVER = "server"  # where noise is drawn; CLIENT is the other place
+AT_CLIENT, AT_SERVER = "client", "server"  # where noise is drawn
 EACH_PASS, EACH_ROUND, EACH_TIME_STEP = "pass", "round", "time_step"
 
 
@@ -75,7 +75,7 @@ class Mechanism(NamedTuple):
 
     unit: str  # CLIENT or EXAMPLE: whose presence the noise hides
     covers: str  # MODEL, LABEL_COUNTS, or a leaf of the part's payload
-    drawn_at: str  # CLIENT or SERVER
+    drawn_at: str  # AT_CLIENT or AT_SERVER
     noise: float  # standard deviation over sensitivity; 0: clipping alone, no guarantee
     spent: str  # EACH_PASS over the examples, EACH_ROUND or EACH_TIME_STEP
     every: int = 1  # of EACH_ROUND: once in this number of rounds
@@ -87,7 +87,8 @@ class Mechanism(NamedTuple):
 # Kinds of forgetting that a part can reduce.
 ABSENT_CLASSES = "absent_classes"  # local training forgets classes that the client lacks
 HELD_CLASSES = "held_classes"  # local training forgets classes that the client has
-AGGREGATION, MIXING = "aggregation", "mixing"
+AGGREGATION = "aggregation"  # the aggregated model forgets what the clients' models know
+MIXING = "mixing"  # without a server: averaging with peers forgets what a client's model knows
 DRIFT = "drift"  # of one global model, while the data change
 PEER_DRIFT = "peer_drift"  # of the clients' own models, while the data change
 

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor
 
 from remanence.core.contexts import ClientOps, Context, PeerContext, ServerContext, ServerOps
-from remanence.core.declarations import CLIENT, UNDECLARED, Disclosure, Mechanism, Remedy
+from remanence.core.declarations import AT_CLIENT, UNDECLARED, Disclosure, Mechanism, Remedy
 from remanence.core.pytree import SEPARATOR, Params, Tree
 from remanence.core.rng import Key
 from remanence.core.types import Batch, ClientStats, ModelState, Output, Reply, TaskInfo
@@ -32,17 +32,17 @@ Loss = Callable[[Output, Batch, Context], Tensor]  # -> [B]
 
 LossTerm = Callable[[Output, Batch, ClientOps, Context], Tensor]  # -> [B], added to the loss
 
-# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. It must loop
-# over the names of `params` and must not look up others in ctx.client_state, because
-# `ops.effective_steps` calls it with a model of a single parameter. A term that needs client state
-# by name is a transform; the recorded loss and `ops.grad` then leave it out
+# (params trained in this phase, ctx) -> scalar, added to the mean loss of the batch. Personal
+# parameters are among them, so they get the term, too, as in fedprox. It must loop over the names
+# of `params` and must not look up others in ctx.client_state, because `ops.effective_steps` calls
+# it with a model of a single parameter. A term that needs client state by name is a transform; the
+# recorded loss and `ops.grad` then leave it out
 Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 
-# -> client_state, payload; before the first local step, where ctx.start is the received model. The
-# returned entries replace those of the client's state; names that `Part.client_state` does not have
-# are dropped at the end of the round
+# -> client_state, payload; before the first local step. The returned entries replace those of the
+# client's state; names that `Part.client_state` does not have are dropped at the end of the round
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
 
 # -> client_state, payload; the model is the trained one, ctx.steps those of all phases. The state
@@ -96,7 +96,8 @@ class Optimizer(NamedTuple):
 
 class Aggregate(NamedTuple):
     """The aggregation of replies to one update of the global model, in two halves so that workers
-    can compute partial sums.
+    can compute partial sums. Both halves receive the same key: draw noise in one of them, or fold
+    in a word of your own.
     """
 
     # (weights [k], replies, srv) -> a tree that can be summed
@@ -108,13 +109,17 @@ class Aggregate(NamedTuple):
     is_decomposable: bool = False
 
 
-# -> [k]; later normalized to sum 1. `aggregators.mean.uniform_weights` weights all clients equally
+# -> [k]; later multiplied by the factor of late replies (`round.staleness`) and normalized to sum
+# 1. `aggregators.mean.uniform_weights` weights all clients equally. Aggregations that ignore
+# weights (median, trimmed_mean, krum) cannot be joined with a part that fills this slot
 ClientWeights = Callable[[Reply, ServerContext], Tensor]
 
 # (all params, delta of those that clients send, srv) -> all params, the part's complete state.
 # A server optimizer updates its state, such as momentum, here: update_server_state runs too late.
 # `delta` is the aggregated update: with `uniform_weights` and the mean, srv.num_replies * delta is
-# the sum of the clients' updates
+# the sum of the clients' updates. A part whose server_update relies on the mean fills
+# `aggregate=mean`, so that it cannot be joined with another aggregation,
+# and declares `equal_weights` if late replies must not have less weight
 ServerUpdate = Callable[[Params, Params, ServerContext], tuple[Params, Tree]]
 
 # -> the part's complete state. It runs after the new model is made, too late to change it
@@ -144,7 +149,8 @@ class PeerSelection(NamedTuple):
     candidates: Callable[[PeerContext], Tensor]
     # (candidates, losses [K, m], ctx) -> averages, state
     select: Callable[[Tensor, Tensor, PeerContext], tuple[tuple[PeerAverage, ...], Tree]]
-    extra_bytes: int = 0  # bytes that a candidate sends per client of the experiment
+    # bytes that a candidate sends besides its whole model, for each client of the experiment
+    extra_bytes: int = 0
     # name of the leaf [K, K] of the state with estimated similarities, which is recorded
     similarity: str = ""
 
@@ -240,6 +246,9 @@ class Part:
     reads_inputs: bool = True  # does `loss` read more of a batch than labels and weights?
     payload_description: str = ""  # what clients send besides the model, in words
     needs_public_data: bool = False
+    # is it wrong where late replies have less weight? Experiments with `round.late=use` and
+    # `round.staleness` above 0 are then refused
+    equal_weights: bool = False
 
     def __add__(self, other: Part | Method) -> Method:
         return Method((self,)) + other
@@ -265,7 +274,7 @@ class Part:
         """Whether the part adds noise to a leaf of its payload before it leaves the client."""
         return any(
             mechanism.noise > 0
-            and mechanism.drawn_at == CLIENT
+            and mechanism.drawn_at == AT_CLIENT
             and f"{path}{SEPARATOR}".startswith(f"{mechanism.covers}{SEPARATOR}")
             for mechanism in self.mechanisms
         )

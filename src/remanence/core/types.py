@@ -109,7 +109,7 @@ class Reply(NamedTuple):
     payload: Tree  # by part: what else clients send
     weight: Tensor  # [k] float64: number of training examples
     client_state: Tree  # by part: what the client keeps; never sent
-    loss: Tensor  # [k]: mean training loss, for the log
+    loss: Tensor  # [k]: mean training loss of the last phase, for the log
 
     @property
     def num_clients(self) -> int:

@@ -8,7 +8,7 @@ All engines: `base` (defaults of the protocol), `client_plan` (contexts, keys, b
 (engine "auto").
 
 `vectorized`: `vectorized` (how a stack trains), `stack_eval` (how it is evaluated), `run_slices`
-(what it consists of), `vector_steps` (its steps), `cuda_graphs` (captured steps), `stack_checks`
+(what it consists of), `vector_steps` (its steps), `captured_steps` (captured steps), `stack_checks`
 (what cannot be stacked), `frozen_prefix` (layers computed once), `compiled_eval`.
 
 `processes`: `processes`, `worker_pool` (processes that may die or hang), `process_worker` (what one

@@ -5,6 +5,8 @@ Every engine uses these functions, so that all give the same results.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -109,8 +111,8 @@ def plan_phases(
         phase: The phase itself.
 
     Returns:
-        Indices into each client's examples [k, steps, batch], and batch sizes [k, steps], which are
-        0 after a client's last step.
+        Positions among each client's examples [k, steps, batch], and batch sizes [k, steps], which
+        are 0 after a client's last step.
     """
     sizes = task.population.at(work.time_step).train.sizes[clients]
     return plan_batches_many(
@@ -125,12 +127,19 @@ def plan_phases(
 
 def expected_steps(task: TrainingTask, work: ClientWork) -> np.ndarray:
     """Local steps of each client of the cohort over all phases. -> [k]"""
-    sizes = task.population.at(work.time_step).train.sizes[work.clients]
+    return count_local_steps(task, work.clients, work.time_step, phases_of(task, work))
+
+
+def count_local_steps(
+    task: TrainingTask, clients: np.ndarray, time_step: int, phases: Sequence[Phase]
+) -> np.ndarray:
+    """Local steps of clients [k] over some phases, with their data of a time step. -> [k]"""
+    sizes = task.population.at(time_step).train.sizes[clients]
     return np.array(
         [
             sum(
                 count_steps(int(n), task.batch_size, p.epochs, p.steps, task.drop_last)
-                for p in phases_of(task, work)
+                for p in phases
             )
             for n in sizes
         ]

@@ -159,8 +159,8 @@ def plan(slices: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.ndar
     """The batches of all clients in one phase.
 
     Returns:
-        Indices into each client's examples [k, steps, batch], and batch sizes [k, steps], which are
-        0 after a client's last step.
+        Positions among each client's examples [k, steps, batch], and batch sizes [k, steps], which
+        are 0 after a client's last step.
     """
     plans = [
         client_plan.plan_phases(s.run.task, s.run.work, s.clients, s.keys, number, phase)
@@ -169,17 +169,17 @@ def plan(slices: Sequence[RunSlice], number: int, phase: Phase) -> tuple[np.ndar
     if len(plans) == 1:
         return plans[0]
     count = count_clients(slices)
-    steps, batch = (max(rows.shape[axis] for rows, _ in plans) for axis in (1, 2))
-    indices = np.zeros((count, steps, batch), dtype=np.int64)
+    steps, batch = (max(each.shape[axis] for each, _ in plans) for axis in (1, 2))
+    positions = np.zeros((count, steps, batch), dtype=np.int64)
     batch_sizes = np.zeros((count, steps), dtype=np.int64)
-    for s, (rows, sizes) in zip(slices, plans, strict=True):
-        padded = np.zeros((len(rows), steps, batch), dtype=np.int64)
-        padded[:, : rows.shape[1], : rows.shape[2]] = rows
+    for s, (own, sizes) in zip(slices, plans, strict=True):
+        padded = np.zeros((len(own), steps, batch), dtype=np.int64)
+        padded[:, : own.shape[1], : own.shape[2]] = own
         # pad with a real example, as within one run
-        padded[:, : rows.shape[1], rows.shape[2] :] = rows[:, :, :1]
-        indices[s.positions] = padded
+        padded[:, : own.shape[1], own.shape[2] :] = own[:, :, :1]
+        positions[s.positions] = padded
         batch_sizes[s.positions, : sizes.shape[1]] = sizes
-    return indices, batch_sizes
+    return positions, batch_sizes
 
 
 def phase_keys(slices: Sequence[RunSlice], number: int) -> np.ndarray:

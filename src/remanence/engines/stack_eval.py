@@ -42,7 +42,7 @@ class StackEvaluator(BaseEngine):
         self.task, self.stack, self.compiled = task, stack, compiled
         self.cuda = task.info.device.type == "cuda"
         # Examples of one forward pass, over all models; halved where memory does not suffice.
-        self.score_rows = rows_per_forward(task)
+        self.max_rows = rows_per_forward(task)
         self.use_kernels = self.cuda  # for convolutions outside the steps
         self.eval_model = self._compile_eval()
 
@@ -179,7 +179,7 @@ class StackEvaluator(BaseEngine):
         """
         in_turn = self.cuda and self.task.model.has_convolutions and len(ids) >= GPU_FILL_ROWS
         row_step, model_step = (
-            (self.score_rows, 1) if in_turn else (self.rows_per_pass(models), self.stack)
+            (self.max_rows, 1) if in_turn else (self.rows_per_pass(models), self.stack)
         )
         for first_row in range(0, len(ids) or 1, row_step):
             rows = slice(first_row, first_row + row_step)
@@ -225,13 +225,13 @@ class StackEvaluator(BaseEngine):
 
     def _compile_eval(self) -> Model:
         """The network for many examples of one model."""
-        rows = min(ROWS[self.task.info.device.type], self.score_rows)
+        rows = min(ROWS[self.task.info.device.type], self.max_rows)
         return compile_for_eval(self.task.model, self.compiled, self.degraded_reasons, rows)
 
     def rows_per_pass(self, models: ModelState) -> int:
         """Examples of one forward pass of these models, or of as many as a stack holds."""
-        most = self.score_rows if self.cuda else evaluation.CPU_ROWS
-        return min(most, max(1, self.score_rows // min(models.num_models, self.stack)))
+        most = self.max_rows if self.cuda else evaluation.CPU_ROWS
+        return min(most, max(1, self.max_rows // min(models.num_models, self.stack)))
 
     def with_enough_memory(self, score: Callable[[], Result]) -> Result:
         """Call again with half of the examples in a forward pass until memory suffices."""
@@ -239,9 +239,9 @@ class StackEvaluator(BaseEngine):
             try:
                 return score()
             except (MemoryError, RuntimeError) as error:
-                if not is_out_of_memory(error) or self.score_rows == 1:
+                if not is_out_of_memory(error) or self.max_rows == 1:
                     raise
-            self.score_rows //= 2
+            self.max_rows //= 2
             self.eval_model = self._compile_eval()
             if self.cuda:
                 torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from remanence.config import RaySettings
+from remanence.config import Experiment, RaySettings
 from remanence.core.engine import Engine
 from remanence.core.errors import InputError
 from remanence.engines.processes import ProcessEngine, check_processes
@@ -43,6 +43,13 @@ class EngineOptions:
     execution: str = "auto"
     timeout: float = 1800.0
     ray: RaySettings = field(default_factory=RaySettings)
+
+
+def engine_options(config: Experiment) -> EngineOptions:
+    """The settings of an experiment's engine."""
+    return EngineOptions(
+        config.stack_size, config.workers, config.execution, float(config.timeout), config.ray
+    )
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The local steps of a stack of clients in one phase: what is stacked, which examples each step
 uses, and how the steps run eagerly.
 
-`cuda_graphs.py` captures and replays the same steps; both must give what `sequential` gives.
+`captured_steps.py` captures and replays the same steps; both must give what `sequential` gives.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from remanence.training.task import ClientIndices, TrainingTask
 StepAll = Callable[[TrainState, Params, Batch, ClientIndices, Context], tuple[TrainState, Tensor]]
 
 
-class ActiveClients(NamedTuple):
-    """The clients of a stack that still have steps to make."""
+class StackState(NamedTuple):
+    """The clients of a stack in a phase, or those at its front that still have steps to make."""
 
     state: TrainState
     fixed: Params  # parameters that the phase does not train
@@ -38,10 +38,10 @@ class ActiveClients(NamedTuple):
     rows: ClientIndices
     ctx: Context
 
-    def cut(self, part: slice, dims: Context) -> ActiveClients:
+    def cut(self, part: slice, dims: Context) -> StackState:
         """Some of the clients; what has no client axis in `dims` stays whole."""
         rest: Any = (_cut(value, part) for value in self[:-1])
-        return ActiveClients._make((*rest, _cut_where(self.ctx, dims, part)))
+        return StackState._make((*rest, _cut_where(self.ctx, dims, part)))
 
 
 class BatchSchedule(NamedTuple):
@@ -68,19 +68,19 @@ class BatchSchedule(NamedTuple):
 
 
 def make_schedule(
-    rows: Tensor, indices: np.ndarray, batch_sizes: np.ndarray, keys: np.ndarray
+    ids: Tensor, positions: np.ndarray, batch_sizes: np.ndarray, keys: np.ndarray
 ) -> BatchSchedule:
     """The planned batches of a phase as ids of examples on the device.
 
     Args:
-        rows: [k, n] ids of each client's examples.
-        indices: [k, steps, batch] into `rows`.
+        ids: [k, n] of each client's examples.
+        positions: [k, steps, batch] of the batches' examples among those of the client.
         batch_sizes: [k, steps]
         keys: [k] the clients' random keys in this phase.
     """
-    ids = torch.gather(rows, 1, to_device(indices.reshape(len(indices), -1), rows.device))
+    chosen = torch.gather(ids, 1, to_device(positions.reshape(len(positions), -1), ids.device))
     step_keys = fold_in_batch(keys[:, None], np.arange(batch_sizes.shape[1]))
-    return BatchSchedule(ids.reshape(indices.shape), batch_sizes, step_keys.view(np.int64))
+    return BatchSchedule(chosen.reshape(positions.shape), batch_sizes, step_keys.view(np.int64))
 
 
 def map_step(task: TrainingTask, dims: Context) -> StepAll:
@@ -95,7 +95,7 @@ def make_batch(task: TrainingTask, ids: Tensor, batch_sizes: Tensor, key: Tensor
 
 
 def run_eagerly(
-    task: TrainingTask, dims: Context, active: ActiveClients, schedule: BatchSchedule
+    task: TrainingTask, dims: Context, active: StackState, schedule: BatchSchedule
 ) -> tuple[TrainState, Tensor]:
     """Run step by step; a client leaves the stack after its last step.
 
@@ -107,7 +107,7 @@ def run_eagerly(
         torch.from_numpy(each).to(device) for each in (schedule.batch_sizes, schedule.keys)
     )
     numbers = torch.arange(schedule.batch_sizes.shape[1], device=device)
-    done: list[ActiveClients] = []
+    done: list[StackState] = []
     for step, count in enumerate(schedule.active_at.tolist()):
         if count < len(active.loss):
             done.append(active.cut(slice(count, None), dims))
@@ -142,6 +142,11 @@ def context_dims(per_client_start: bool) -> Context:
     )
     start: Any = (each if per_client_start else shared, each)
     return Context(**dims | {"start": ModelState(*start)})
+
+
+def shares_start(dims: Context) -> bool:
+    """Whether all clients of a stack start from the same parameters."""
+    return dims.start.params is None
 
 
 def _cut(value: Any, part: slice) -> Any:

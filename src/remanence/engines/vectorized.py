@@ -25,19 +25,20 @@ from remanence.core.pytree import Tree
 from remanence.core.slots import Phase
 from remanence.core.types import ModelState, Reply
 from remanence.engines import client_plan, run_slices
-from remanence.engines.cuda_graphs import GraphedPhase
+from remanence.engines.captured_steps import CapturedPhase
 from remanence.engines.frozen_prefix import PrefixSplit, find_split, flat_indices
 from remanence.engines.memory import gpu_memory_text, is_out_of_memory
 from remanence.engines.run_slices import RunSlice, RunWork
 from remanence.engines.stack_checks import check_stackable
 from remanence.engines.stack_eval import StackEvaluator
 from remanence.engines.vector_steps import (
-    ActiveClients,
     BatchSchedule,
+    StackState,
     context_dims,
     make_schedule,
     round_up,
     run_eagerly,
+    shares_start,
 )
 from remanence.training.client_step import (
     TrainState,
@@ -51,7 +52,7 @@ from remanence.training.task import ClientIndices, TrainingTask
 
 MAX_STACK = {"cpu": 64, "cuda": 256}  # clients of one stack, unless the user sets another number
 CACHE_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of a stack's activations that may be kept
-MAX_GRAPHS = 4  # stacks of different form whose captured steps are kept
+MAX_CAPTURED = 4  # stacks of different form whose captured steps are kept
 
 
 class VectorizedEngine(StackEvaluator):
@@ -67,14 +68,14 @@ class VectorizedEngine(StackEvaluator):
 
     name = "vectorized"
 
-    def __init__(self, task: TrainingTask, stack: int = 64, execution: str = "auto"):
+    def __init__(self, task: TrainingTask, stack: int = MAX_STACK["cpu"], execution: str = "auto"):
         check_stackable(task)
         # evaluation stays compiled if steps fall back to eager, so that its results keep their bits
         super().__init__(task, stack, compiled=execution == "compiled")
         self.execution = (
             ("captured" if self.cuda else "eager") if execution == "auto" else execution
         )
-        self.graphs: list[GraphedPhase] = []  # the least recently used first
+        self.captured: list[CapturedPhase] = []  # the least recently used first
         self.prefix_splits: dict[tuple[str, ...], PrefixSplit | None] = {}  # by what is trained
         # mapping over an empty state takes time, too
         self.has_opt_state = bool(task.optimizer.init(task.model.initial.params))
@@ -101,21 +102,20 @@ class VectorizedEngine(StackEvaluator):
 
     def _try_stack(self, slices: Sequence[RunSlice]) -> list[Reply] | None:
         """Train a stack; None where memory does not suffice: stacks are smaller from then on."""
-        count = run_slices.count_clients(slices)
         try:
             return self._train_stack(slices)
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
-            if count == 1:
+            if run_slices.count_clients(slices) == 1:
                 raise RunFailed(
                     "one client alone does not fit into the memory of"
                     f" {self.task.info.device}{gpu_memory_text(self.task.info.device)}:"
                     " use a smaller local.batch_size or a smaller model, or wait until other"
                     " processes leave more of it free"
                 ) from error
-        self.stack = count // 2
-        self.graphs.clear()
+        self.stack = run_slices.count_clients(slices) // 2
+        self.captured.clear()
         if self.cuda:
             torch.cuda.empty_cache()
         return None
@@ -127,7 +127,7 @@ class VectorizedEngine(StackEvaluator):
         received = ctx.client_state
         model, client_state, payload = self._client_init(rows, ctx, dims)
         # each client starts from a model of its own
-        if dims.start.params is not None or task.method.personal(task.info):
+        if not shares_start(dims) or task.method.personal(task.info):
             ctx, dims = ctx._replace(start=model), dims._replace(start=context_dims(True).start)
         ctx = ctx._replace(client_state=client_state)
         total, losses = np.zeros(len(ctx.client), dtype=np.int64), torch.zeros(())
@@ -150,7 +150,7 @@ class VectorizedEngine(StackEvaluator):
         """-> the stack's context; `dims`, its `in_dims` for `vmap`; the clients' examples"""
         (ctx, dims), rows = run_slices.make_context(slices), run_slices.rows_of(slices)
         # batch norm writes into buffers even before the first step: every client needs its own
-        if dims.start.params is None:
+        if shares_start(dims):
             buffers = pytree.broadcast(ctx.start.buffers, len(ctx.client))
             ctx = ctx._replace(start=ModelState(ctx.start.params, buffers))
         return ctx, dims, rows
@@ -168,7 +168,7 @@ class VectorizedEngine(StackEvaluator):
         function = partial(client_init, self.task, grad_func)
         if self.task.method.hooks("on_client_start"):
             return self._map_clients(function, (0, dims))(rows, client_plan.at_hook(ctx, "before"))
-        if dims.start.params is None:
+        if shares_start(dims):
             params = pytree.broadcast(ctx.start.params, len(ctx.client))
             ctx = ctx._replace(start=ModelState(params, ctx.start.buffers))
         # without hooks the function only merges dictionaries, which is right for a stack, too
@@ -222,10 +222,10 @@ class VectorizedEngine(StackEvaluator):
         keys: np.ndarray,
     ) -> tuple[BatchSchedule, PrefixSplit | None]:
         """-> the batches of a phase, and its network in two pieces if it has a frozen prefix"""
-        indices, batch_sizes = run_slices.plan(slices, number, phase)
+        positions, batch_sizes = run_slices.plan(slices, number, phase)
         split = self._find_split(phase, rows.train, int(batch_sizes.sum()))
         ids = rows.train if split is None else flat_indices(rows.train)
-        return make_schedule(ids, indices, batch_sizes, keys), split
+        return make_schedule(ids, positions, batch_sizes, keys), split
 
     def _find_split(self, phase: Phase, rows: Tensor, uses: int) -> PrefixSplit | None:
         """Where to cut the network in a phase that does not train its first layers.
@@ -273,7 +273,7 @@ class VectorizedEngine(StackEvaluator):
             opt_state = vmap(task.optimizer.init)(params) if self.has_opt_state else {}
             state = TrainState(params, buffers, opt_state, {})
         loss = torch.zeros(len(schedule.ids), dtype=task.info.dtype, device=task.info.device)
-        active = ActiveClients(state, fixed, loss, rows, ctx)
+        active = StackState(state, fixed, loss, rows, ctx)
         state, loss = self._run_steps(task, number, dims, active, schedule)
         trained = ModelState(model.params | state.params, model.buffers | state.buffers)
         return trained, state.tracker_state, loss
@@ -283,7 +283,7 @@ class VectorizedEngine(StackEvaluator):
         task: TrainingTask,
         number: int,
         dims: Context,
-        active: ActiveClients,
+        active: StackState,
         schedule: BatchSchedule,
     ) -> tuple[TrainState, Tensor]:
         """All steps of a phase: captured where requested and possible, else eager.
@@ -292,46 +292,46 @@ class VectorizedEngine(StackEvaluator):
         """
         if self.execution != "eager":
             try:
-                graph = self._get_graph(task, number, dims, active, schedule)
-                return graph.run(active, schedule, task.train)
+                found = self._find_captured(task, number, dims, active, schedule)
+                return found.run(active, schedule, task.train)
             except Exception as error:
                 if is_out_of_memory(error):
                     raise
-                self.graphs.clear()
+                self.captured.clear()
                 self.degraded_reasons.append(f"steps could not be captured ({first_line(error)})")
                 self.execution = "eager"
         # the models of a stack that was broadcast share memory
         state = active.state._replace(params=pytree.clone(active.state.params))
         return run_eagerly(task, dims, active._replace(state=state), schedule)
 
-    def _get_graph(
+    def _find_captured(
         self,
         task: TrainingTask,
         number: int,
         dims: Context,
-        active: ActiveClients,
+        active: StackState,
         schedule: BatchSchedule,
-    ) -> GraphedPhase:
+    ) -> CapturedPhase:
         """Captured steps that fit; else new ones, in place of the least recently used."""
         # the clients of another run may have more examples
-        batch = max(min(task.batch_size, task.population.max_client_size), schedule.ids.shape[2])
+        batch = max(task.info.batch_size, schedule.ids.shape[2])
         cached_features = task is not self.task
         found = next(
             (
-                graph
-                for graph in self.graphs
-                if graph.fits(number, dims, active, schedule, batch, cached_features)
+                each
+                for each in self.captured
+                if each.fits(number, dims, active, schedule, batch, cached_features)
             ),
             None,
         )
         if found is None:
             compiled = self.execution == "compiled"
-            found = GraphedPhase(
+            found = CapturedPhase(
                 task, number, dims, active, schedule, batch, compiled, cached_features
             )
-        others = [graph for graph in self.graphs if graph is not found]
-        self.graphs = [*others, found][-MAX_GRAPHS:]
+        others = [each for each in self.captured if each is not found]
+        self.captured = [*others, found][-MAX_CAPTURED:]
         return found
 
     def close(self) -> None:
-        self.graphs.clear()
+        self.captured.clear()

@@ -41,13 +41,18 @@ from remanence.experiment.metadata import resolve_defaults, run_metadata
 from remanence.experiment.networks import make_model
 from remanence.experiment.privacy_checks import check_client_privacy, check_example_privacy
 from remanence.experiment.system import ReplyDeadline, parse_deadline, parse_speed
-from remanence.experiment.task_checks import check_stragglers, check_task, checked_sample_size
+from remanence.experiment.task_checks import (
+    can_be_late,
+    check_stragglers,
+    check_task,
+    checked_sample_size,
+)
 from remanence.experiment.torch_setup import set_up_torch
 from remanence.methods import PARTS
 from remanence.models import default_model
 from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS, LrSchedule, local_buffers
 from remanence.peers.availability import Availability, parse_availability
-from remanence.peers.topology import TOPOLOGIES
+from remanence.peers.topology import TOPOLOGIES, Topology
 from remanence.privacy.label_dp import privatize_label_counts
 from remanence.training.task import TrainingTask
 
@@ -70,7 +75,7 @@ class BuiltExperiment:
     # too many clients for such a table
     topology: np.ndarray | None
     availability: Availability
-    seconds: np.ndarray  # [K]: simulated seconds of a local step
+    step_seconds: np.ndarray  # [K]: simulated seconds of a local step
     deadline: ReplyDeadline
 
     @property
@@ -83,9 +88,7 @@ class BuiltExperiment:
         """Replies can be late in simulated time. Remote clients take real time, which their
         engine keeps.
         """
-        return not self.task.clients_remote and (
-            self.config.round.deadline != "none" or self.config.round.over_selection > 1
-        )
+        return not self.task.clients_remote and can_be_late(self.config)
 
     def client_stats(self, clients: np.ndarray, time_step: int) -> ClientStats:
         """Sizes and label counts of clients at a time step. -> [k, ...]"""
@@ -163,6 +166,7 @@ def _build(
     info = _make_info(config, dataset, data, model, two_inputs, dtype)
     task = _make_task(config, composed, optimizer, model, info, data, train, test)
     check_task(task)
+    check_stragglers(config, composed)
     check_client_privacy(task)
     check_example_privacy(task)
     cohort_size = min(checked_sample_size(config, clients), data.population.num_clients)
@@ -170,9 +174,10 @@ def _build(
         task = replace(task, info=replace(task.info, expected_cohort=float(cohort_size)))
     config = resolve_defaults(config, model_name, clients, device)
     metadata = run_metadata(config, dataset, task, data, adversary)
-    topology, availability = _make_network(config, composed, data.population, key)
+    topology = _make_topology(config, composed, data.population, key)
+    availability = _make_availability(config, data.population, key)
     check_cohort(composed, cohort_size)
-    built = BuiltExperiment(
+    return BuiltExperiment(
         config=config,
         dataset=dataset,
         task=task,
@@ -183,11 +188,9 @@ def _build(
         adversary=replace(adversary, counts=count_leaves(composed.parts, task.payload_spec())),
         topology=topology,
         availability=availability,
-        seconds=parse_speed(config.clients.speed)(data.population.num_clients, key),
+        step_seconds=parse_speed(config.clients.speed)(data.population.num_clients, key),
         deadline=parse_deadline(config.round.deadline),
     )
-    check_stragglers(config, composed)
-    return built
 
 
 def make_method(config: Experiment, method: Method | Part | None) -> ComposedMethod:
@@ -299,21 +302,33 @@ def _make_task(
     return replace(task, info=replace(info, communicated=task.communicated_params()))
 
 
-def _make_network(
-    config: Experiment, method: ComposedMethod, population: FederatedPopulation, key: Key
-) -> tuple[np.ndarray | None, Availability]:
-    """Which clients reach each other where there is no server, and which are online when."""
-    make_topology = expressions.instantiate(
+def _topology_rule(config: Experiment) -> Topology:
+    rule: Topology = expressions.instantiate(
         expressions.parse_call(config.peers.topology), TOPOLOGIES, "topology"
     )
-    topology = (
-        make_topology(population.num_clients, key.fold_in("topology"))
-        if method.part_filling("peers") is not None
-        else None
-    )
+    return rule
+
+
+def _make_topology(
+    config: Experiment, method: ComposedMethod, population: FederatedPopulation, key: Key
+) -> np.ndarray | None:
+    """Which clients can reach each other; None where there is a server."""
+    rule = _topology_rule(config)
+    return None if method.has_server else rule(population.num_clients, key.fold_in("topology"))
+
+
+def _make_availability(
+    config: Experiment, population: FederatedPopulation, key: Key
+) -> Availability:
+    """Which clients are online when."""
     availability = parse_availability(config.clients.availability)
-    availability(population.num_clients, 1, key)  # raises where it names unknown clients
-    return topology, availability
+    _check_clients_exist(availability, population.num_clients, key)
+    return availability
+
+
+def _check_clients_exist(availability: Availability, clients: int, key: Key) -> None:
+    """Raise `InputError` for an availability that names clients beyond the last."""
+    availability(clients, 1, key)
 
 
 def check_names(config: Experiment, method: Method | Part | None = None) -> None:
@@ -323,7 +338,7 @@ def check_names(config: Experiment, method: Method | Part | None = None) -> None
     expressions.instantiate(
         expressions.parse_call(config.data.partition), data_sets.PARTITIONS, "partition"
     )
-    expressions.instantiate(expressions.parse_call(config.peers.topology), TOPOLOGIES, "topology")
+    _topology_rule(config)
     parse_availability(config.clients.availability)
     parse_attacks(config.attack)
     parse_speed(config.clients.speed)

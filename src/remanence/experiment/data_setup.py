@@ -82,7 +82,7 @@ def select_attackers(
     if attacks and central:
         raise InputError(f"{central} has no clients that could be hostile: leave out --attack")
     known = data_info(dataset)
-    check_attacks(attacks, known, dataset.shape, method.part_filling("peers") is None)
+    check_attacks(attacks, known, dataset.shape, method.has_server)
     adversary = Adversary.select(attacks, federated.population.num_clients, key)
     views, steps = adversary.poison(federated.train, federated.population.time_steps, known, key)
     return adversary, replace(

@@ -65,9 +65,6 @@ def run_metadata(
         f"{len(dataset.train)} training and {len(dataset.test)} test examples of shape {shape},"
         f" {len(dataset.classes)} classes"
     )
-    several_models = any(
-        task.method.part_filling(slot) is not None for slot in ("peers", "model_assignment")
-    )
     attackers = adversary.clients.tolist()
     return {
         "remanence": __version__,
@@ -85,7 +82,7 @@ def run_metadata(
         "std": [] if task.train.std is None else task.train.std.double().flatten().tolist(),
         "label_counts": [" ".join(map(str, row)) for row in label_counts.tolist()],
         **({"attackers": " ".join(map(str, attackers))} if attackers else {}),
-        "evaluated": "personal" if several_models else "global",
+        "evaluated": "personal" if task.method.has_several_models else "global",
     } | _drift_metadata(config, task, data)
 
 

@@ -7,7 +7,9 @@ import torch
 
 from remanence.config import Experiment
 from remanence.core.compose import ComposedMethod, describe
+from remanence.core.declarations import CLIENT
 from remanence.core.errors import InputError
+from remanence.experiment.privacy_checks import model_mechanism
 from remanence.training.task import TrainingTask
 
 
@@ -47,25 +49,38 @@ def has_batch_of_one(task: TrainingTask) -> bool:
     return False
 
 
+def can_be_late(config: Experiment) -> bool:
+    """Whether replies can be late in simulated time: after a deadline, or after enough others."""
+    return config.round.deadline != "none" or config.round.over_selection > 1
+
+
 def check_stragglers(config: Experiment, method: ComposedMethod) -> None:
     """Refuse settings for late replies that a method cannot use."""
-    decentralized = method.part_filling("peers") is not None
-    if decentralized and config.round.min_replies > 1:
+    if not method.has_server and config.round.min_replies > 1:
         raise InputError(
             "round.min_replies has no meaning without a server, where every client keeps its own"
             " model: leave it out"
         )
-    if decentralized and config.round.over_selection > 1:
+    if not method.has_server and config.round.over_selection > 1:
         raise InputError(
             "round.over_selection has no meaning without a server, which would wait for a"
             " number of replies: leave it out"
         )
-    several_models = decentralized or method.part_filling("model_assignment") is not None
-    if several_models and config.round.deadline != "none" and config.round.late == "use":
+    if method.has_several_models and can_be_late(config) and config.round.late == "use":
         raise InputError(
             "round.late=use is for methods with one server model, to which a late reply can"
             " be added: use round.late=discard"
         )
+    if can_be_late(config) and config.round.late == "use" and config.round.staleness > 0:
+        # the weights of a round sum to 1: a client on time would have more than the noise of a
+        # mechanism hides
+        hides_clients = model_mechanism(method, CLIENT)
+        for p in method.parts:
+            if p.equal_weights or p is hides_clients:
+                raise InputError(
+                    f"{p.name} needs replies of equal weight, and round.staleness gives late ones"
+                    " less: set round.staleness=0, or round.late=discard"
+                )
 
 
 def sample_size(config: Experiment, clients: int) -> int:

@@ -17,7 +17,7 @@ import torch
 
 from remanence.core import pytree
 from remanence.core.contexts import ServerContext
-from remanence.core.declarations import CLIENT, LABEL_COUNTS, SERVER, UNDECLARED
+from remanence.core.declarations import AT_CLIENT, AT_SERVER, LABEL_COUNTS, UNDECLARED
 from remanence.core.rng import Key
 from remanence.core.slots import Part
 from remanence.core.types import ClientStats
@@ -44,7 +44,7 @@ def secret_noise(p: Part) -> Part:
     """A part that declares protective noise at the server, with a secret key in every call of its
     server functions; any other part as it is.
     """
-    if not any(mechanism.drawn_at == SERVER for mechanism in p.mechanisms):
+    if not any(mechanism.drawn_at == AT_SERVER for mechanism in p.mechanisms):
         return p
     changes: dict[str, Any] = {
         slot: _with_secret_key(getattr(p, slot))
@@ -81,7 +81,7 @@ def needs_secret_noise(task: TrainingTask) -> bool:
 
 
 def _may_draw_noise(p: Part, payload: Iterable[str]) -> bool:
-    declared = any(m.drawn_at == CLIENT and m.covers != LABEL_COUNTS for m in p.mechanisms)
+    declared = any(m.drawn_at == AT_CLIENT and m.covers != LABEL_COUNTS for m in p.mechanisms)
     noises_gradients = any(transform.stage == "noise" for transform in p.transforms)
     return declared or noises_gradients or any(p.disclosure(path) is UNDECLARED for path in payload)
 

@@ -11,15 +11,16 @@ regularization", ICLR 2021, algorithm 1.
                   + alpha/2 ||w - w_t||^2       regularizers   proximal
     h_k <- h_k - alpha (w_k - w_t)              on_client_end  update_gradient
     h <- h - alpha/m sum_k (w_k - w_t)          server_update  apply_dynamic
-    w <- mean of the w_k - h / alpha            server_update  apply_dynamic, on the mean that
-                                                               uniform_weights gives
+    w <- mean of the w_k - h / alpha            client_weights uniform_weights
+                                                aggregate      mean
+                                                server_update  apply_dynamic
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from remanence.aggregators.mean import uniform_weights
+from remanence.aggregators.mean import mean, uniform_weights
 from remanence.core import pytree
 from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, ServerContext
@@ -61,6 +62,9 @@ def feddyn(*, alpha: float = 0.01) -> Part:
         transforms=(Transform("correct", subtract_gradient),),
         on_client_end=update_gradient,
         client_weights=uniform_weights,
+        # h is the mean of the h_k only if delta is the plain mean of the updates
+        aggregate=mean,
+        equal_weights=True,
         server_update=apply_dynamic,
     )
 
@@ -94,8 +98,7 @@ def update_gradient(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[
 def apply_dynamic(params: Params, delta: Params, srv: ServerContext) -> tuple[Params, Tree]:
     """h <- h - alpha/m sum_k (w_k - w_t);  w <- w_t + delta - h / alpha
 
-    With the same weight for all replies their sum is num_replies * delta, the mean update. With an
-    aggregation other than the mean, delta takes the place of the mean in both lines.
+    With the same weight for all replies num_replies * delta is the sum of their updates.
     """
     alpha, share = srv.hyper["alpha"], srv.num_replies / srv.info.num_clients
     h = pytree.map(lambda h, move: h - alpha * share * move, srv.state["h"], delta)

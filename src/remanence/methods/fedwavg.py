@@ -7,9 +7,10 @@ imbalanced non-IID", Applied Sciences 2022, algorithm 1.
     line      step                                        slot             function
     2         F = 1, W = 1                                client_state     init_client_state
     5, 10-12  F_n <- examples correct before, wrong now   on_client_start  count_forgettable
+    -         send F_n                                    payload          in `fedwavg`
     6-9       local training                              (default)
     5         keep the trained model for the next round   on_client_end    store_model
-    14        W <- (1 - alpha) + alpha N F / sum F        client_weights   forgetting_weights
+    14        W <- (1 - alpha) + alpha N F / sum F        client_weights   client_weights
     15        new model <- 1/N sum_n W_n w_n              (default)
 """
 
@@ -23,7 +24,7 @@ from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context, ServerContext
 from remanence.core.declarations import (
     AGGREGATION,
-    CLIENT,
+    AT_CLIENT,
     EACH_ROUND,
     EXAMPLE,
     Disclosure,
@@ -100,7 +101,7 @@ def forgettable_noise(noise: float, every: int) -> Mechanism:
     return Mechanism(
         EXAMPLE,
         covers="forgettable",
-        drawn_at=CLIENT,
+        drawn_at=AT_CLIENT,
         noise=noise,
         spent=EACH_ROUND,
         every=every,
@@ -109,8 +110,8 @@ def forgettable_noise(noise: float, every: int) -> Mechanism:
 
 
 def init_client_state(start: ModelState, stats: ClientStats, info: TaskInfo) -> Tree:
-    """Line 2. A new client has no local model yet. The initial model takes its place and is never
-    evaluated, because `trained` is false.
+    """Line 2. A new client has no local model yet. The global model takes its place, and its count
+    is discarded, because `trained` is false.
     """
     one, no = torch.ones((), dtype=info.dtype), torch.zeros((), dtype=torch.bool)
     return {"forgettable": one, "trained": no, "params": start.params, "buffers": start.buffers}

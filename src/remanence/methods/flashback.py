@@ -10,7 +10,8 @@ trained on.
     1      pi = 0, r_k = 0                            server_state         init_label_counts
     5      send the model and pi                      broadcast            in `flashback`
     7, 10  local steps with dynamic distillation      loss_terms           client_distillation
-    -      send the label counts mu_k                 on_client_end        send_counts
+    -      send the label counts mu_k                 payload,             in `flashback`
+                                                      on_client_end        send_counts
     14-15  w <- mean of the w_k, weighted by n_k      (default)
     16-23  train w on the public set, with teachers   server_train         server_distillation
     21     loss of a public example                   -                    server_loss

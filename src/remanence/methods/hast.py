@@ -9,12 +9,12 @@ algorithm 4, whose lines have no numbers.
     S_rand <- m random clients                  peers.candidates  probe
     s <- UpdateSimilarities(S_rand, w)          peers.select      decide, similarity.update
     w <- FedAvg of all layers (S_rand and k)    peers.select      decide, first PeerAverage
-    S_sim <- WeightedSampling(m, s)             peers.select      decide, sample_weighted; by last
-                                                                  round's s unless fresh=True
+    S_sim <- WeightedSampling(m, s), with s of  peers.select      decide, sample_weighted
+      the round before unless fresh=True
     w_phi <- FedAvg of classifier (S_sim and k) peers.select      decide, second PeerAverage
     w <- LocalTraining(w)                       phases            fine_tune, first phase
-    w_phi <- LocalTraining(w_phi)               phases            fine_tune, second phase;
-                                                                  accept=validation_improves
+    w_phi <- LocalTraining(w_phi)               phases            fine_tune, second phase
+      if that lowers the validation loss        phases            validation_improves
 """
 
 from __future__ import annotations

@@ -37,17 +37,17 @@ def sample_weighted(scores: Tensor, adjacency: Tensor, count: int, key: Key) -> 
     proportional to exp(score) among those left.
 
     Adding Gumbel noise and taking the largest does exactly this (Vieira 2014, Kool et al. 2019)
-    without computing exp(score), which may overflow. The number of rows can be another one than
-    that of clients: one row draws one sample of clients.
+    without computing exp(score), which may overflow. Each row draws a sample of its own; there is
+    one row a client, or one row for a single sample of clients.
 
     Args:
-        scores: [K, K].
-        adjacency: [K, K] bool: whether client k can reach client j.
-        count: Peers for each client.
+        scores: [n, K]; -inf, the logarithm of a probability of 0: never drawn.
+        adjacency: [n, K] bool: whether the client of a row can reach client j.
+        count: Peers for each row.
         key: Draws the peers.
 
     Returns:
-        [K, min(count, K)], -1: no peer.
+        [n, min(count, K)], -1: no peer.
     """
     noisy = torch.where(adjacency, scores + gumbel(key, scores), -math.inf)
     value, peers = torch.topk(noisy, min(count, scores.shape[1]), dim=1)

@@ -23,7 +23,7 @@ from torch import Tensor
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.contexts import ServerContext
-from remanence.core.declarations import CLIENT, EACH_ROUND, MODEL, SERVER, Mechanism
+from remanence.core.declarations import AT_SERVER, CLIENT, EACH_ROUND, MODEL, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
 from remanence.core.ranges import check_range
@@ -92,7 +92,7 @@ def dp(
         server_state=first_clip if adaptive else None,
         update_server_state=follow if adaptive else None,
         static=("noise", "delta", "adaptive", "quantile", "budget"),
-        mechanisms=(Mechanism(CLIENT, MODEL, SERVER, noise, EACH_ROUND, 1, delta, budget),),
+        mechanisms=(Mechanism(CLIENT, MODEL, AT_SERVER, noise, EACH_ROUND, 1, delta, budget),),
     )
 
 

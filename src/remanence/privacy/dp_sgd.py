@@ -16,7 +16,7 @@ from torch import Tensor
 from remanence.core import pytree, rng
 from remanence.core.compose import part
 from remanence.core.contexts import ClientOps, Context
-from remanence.core.declarations import CLIENT, EACH_PASS, EXAMPLE, MODEL, Mechanism
+from remanence.core.declarations import AT_CLIENT, EACH_PASS, EXAMPLE, MODEL, Mechanism
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params
 from remanence.core.ranges import check_range
@@ -74,7 +74,7 @@ def dp_sgd(
             Mechanism(
                 EXAMPLE,
                 covers=MODEL,
-                drawn_at=CLIENT,
+                drawn_at=AT_CLIENT,
                 noise=noise,
                 spent=EACH_PASS,
                 delta=delta,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remanence.core import rng
 from remanence.core.compose import part
-from remanence.core.declarations import CLIENT, EACH_TIME_STEP, EXAMPLE, LABEL_COUNTS, Mechanism
+from remanence.core.declarations import AT_CLIENT, EACH_TIME_STEP, EXAMPLE, LABEL_COUNTS, Mechanism
 from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.slots import Part
@@ -54,7 +54,7 @@ def dp_counts(*, noise: float = 5.0, delta: float = 1e-5) -> Part:
             Mechanism(
                 EXAMPLE,
                 covers=LABEL_COUNTS,
-                drawn_at=CLIENT,
+                drawn_at=AT_CLIENT,
                 noise=noise,
                 spent=EACH_TIME_STEP,
                 delta=delta,

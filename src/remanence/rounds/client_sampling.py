@@ -18,7 +18,7 @@ def online_clients(experiment: BuiltExperiment, round: int, key: Key) -> np.ndar
 
 
 def sample_clients(
-    experiment: BuiltExperiment, round: int, key: Key, busy: Sequence[int] = ()
+    experiment: BuiltExperiment, online: np.ndarray, key: Key, busy: Sequence[int] = ()
 ) -> np.ndarray:
     """Sample the clients of a round from those that are online and not busy.
 
@@ -28,7 +28,7 @@ def sample_clients(
     Args:
         experiment: Its settings name the size of the sample, and whether clients are sampled
             without replacement or each independently (`clients.sampling=poisson`).
-        round: From 1 to `config.total_rounds`.
+        online: [K] bool, as `online_clients` returns it for the round.
         key: The round's.
         busy: Clients whose replies of earlier rounds have not arrived yet.
 
@@ -36,9 +36,7 @@ def sample_clients(
         [k] clients, ascending.
     """
     config, clients = experiment.config, experiment.task.info.num_clients
-    available = np.setdiff1d(
-        np.flatnonzero(online_clients(experiment, round, key)), np.asarray(busy, dtype=np.int64)
-    )
+    available = np.setdiff1d(np.flatnonzero(online), np.asarray(busy, dtype=np.int64))
     if config.clients.sampling == "poisson":
         # drawn for all clients: a client's draw does not depend on which others are available
         drawn = key.fold_in("cohort").uniform(clients)

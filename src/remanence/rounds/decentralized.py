@@ -49,6 +49,7 @@ class DecentralizedRound:
     def __init__(self, experiment: BuiltExperiment, engine: Engine, writer: RunWriter):
         self.experiment, self.engine, self.writer = experiment, engine, writer
         self.evaluator = PeerEvaluator(experiment, engine)
+        self.engines: tuple[Engine, ...] = (engine,)
 
     def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
         """Run one round -> the next state, and the round's line of metrics.jsonl."""
@@ -62,14 +63,14 @@ class DecentralizedRound:
         peers = select_peers(experiment, self.engine, before, round, online, active, key)
         sizes = torch.from_numpy(task.population.at(time_step).train.sizes)
         merged = average_with_peers(task, before.models, peers.averages, sizes)
-        work = make_peer_work(experiment, state, merged, clients, round, key)
-        late, straggler_metrics = late_mask(experiment, work)
+        late, straggler_metrics = late_mask(experiment, clients, time_step, key)
         models = before.models
         if late.any():  # late clients keep the average, untrained
             index = torch.from_numpy(clients[late]).to(task.info.device)
             models = models.scatter(index, merged.select(index))
-            work = make_peer_work(experiment, state, merged, clients[~late], round, key)
-        replies, rejections = train_clients(experiment, self.engine, work)
+        work = make_peer_work(experiment, state, merged, clients[~late], round, key)
+        checked = train_clients(experiment, self.engine, work)
+        replies = checked.valid
         unmoved = find_unmoved(replies, work)
         counts = count_peers(peers.averages, task.info.num_clients)
         client_models = replace(
@@ -85,14 +86,14 @@ class DecentralizedRound:
         metrics = {
             **reply_metrics(
                 replies,
-                sorted({*warmup_rejections, *peers.rejections, *rejections}),
-                find_nonresponders(work.clients, replies, rejections),
+                sorted({*warmup_rejections, *peers.rejections, *checked.rejections}),
+                find_nonresponders(work.clients, checked),
             ),
             **straggler_metrics,
             "abandoned": False,
             "unmoved": len(unmoved),
             "learned": warmed_up or (replies is not None and len(unmoved) < replies.num_clients),
-            **count_peer_bytes(task, peers.averages),
+            **count_peer_bytes(task, peers.averages, peers.candidates),
             "early_stopped": int(client_models.early_stopped.sum()),
             "offline": int((~online).sum()),
             "seconds": time.perf_counter() - began,
@@ -109,9 +110,9 @@ class DecentralizedRound:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The clients that are online, and those that take part. -> [K] bool, [K] bool"""
         sampled = np.zeros(self.experiment.task.info.num_clients, dtype=bool)
-        sampled[sample_clients(self.experiment, round, key)] = True
-        active = sampled & ~client_models.early_stopped.numpy()
-        return online_clients(self.experiment, round, key), active
+        online = online_clients(self.experiment, round, key)
+        sampled[sample_clients(self.experiment, online, key)] = True
+        return online, sampled & ~client_models.early_stopped.numpy()
 
     def _begin(self, state: RunState, time_step: int) -> tuple[RunState, list[Rejection], bool]:
         """Local training before the first exchange, and new data at a new time step.
@@ -138,7 +139,8 @@ class DecentralizedRound:
         clients = np.arange(experiment.task.info.num_clients)
         key = Key(experiment.config.seed).fold_in("round", 0)
         work = make_peer_work(experiment, state, client_models.models, clients, 0, key, phases=1)
-        replies, rejections = train_clients(experiment, self.engine, work)
+        checked = train_clients(experiment, self.engine, work)
+        replies = checked.valid
         learned = replies is not None and len(find_unmoved(replies, work)) < replies.num_clients
         models = _scatter_models(client_models.models, client_models.models, replies)
         client_models = update_early_stopping(
@@ -149,7 +151,7 @@ class DecentralizedRound:
             patience=0,
         )
         state = _store(state, state.round, state.time_step, client_models, replies)
-        return state, rejections, learned
+        return state, checked.rejections, learned
 
     def _evaluate(
         self,
@@ -233,8 +235,9 @@ def _client_models(state: RunState) -> ClientModels:
 
 
 def _scatter_models(models: ModelState, start: ModelState, replies: Reply | None) -> ModelState:
-    """All models, with the trained ones in place. A client that did not train keeps its model: a
-    rejected one that from before the averaging, a late one the average.
+    """All models, with those of the replies in place. A client without a valid reply keeps its
+    model in `models`: the average if it was late, and its model from before the averaging if its
+    reply was rejected.
     """
     if replies is None:
         return models

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from remanence.config import Experiment, write_toml
+from remanence.config import write_toml
 from remanence.core.engine import Engine
 from remanence.core.files import write_atomically
 from remanence.core.progress import Progress
 from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.processes import count_cores
-from remanence.engines.table import ENGINES, EngineOptions
+from remanence.engines.table import ENGINES, engine_options
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.readers import read_toml
 from remanence.results.run import EXPERIMENT, METADATA, Run
@@ -62,13 +62,6 @@ def make_run_engine(experiment: BuiltExperiment) -> Engine:
     """The engine that the settings name, for this run alone."""
     config = experiment.config
     return ENGINES[config.engine].make(experiment.task, engine_options(config))
-
-
-def engine_options(config: Experiment) -> EngineOptions:
-    """The settings of an experiment's engine."""
-    return EngineOptions(
-        config.stack_size, config.workers, config.execution, float(config.timeout), config.ray
-    )
 
 
 def record_degraded(reason: str, folder: Path, progress: Progress) -> None:

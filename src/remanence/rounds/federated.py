@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remanence.core.engine import ClientWork, Engine
 from remanence.core.errors import AggregationFailed
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 from remanence.experiment.build import BuiltExperiment
-from remanence.rounds.client_sampling import sample_clients
+from remanence.rounds.client_sampling import online_clients, sample_clients
 from remanence.rounds.clustered import reassign_clients
 from remanence.rounds.evaluator import ServerEvaluator
 from remanence.rounds.privacy_budget import epsilon_spent
@@ -40,6 +41,8 @@ class FederatedRound:
     def __init__(self, experiment: BuiltExperiment, engine: Engine, writer: RunWriter):
         self.experiment, self.engine, self.writer = experiment, engine, writer
         self.evaluator = ServerEvaluator(experiment, engine)
+        tuner = self.evaluator.finetune_engine
+        self.engines: tuple[Engine, ...] = (engine,) if tuner is None else (engine, tuner)
 
     def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
         """Run one round -> the next state, and the round's line of metrics.jsonl."""
@@ -49,23 +52,26 @@ class FederatedRound:
         if time_step != state.time_step and state.model_of_client is not None:
             state = reassign_clients(experiment.task, self.engine, state, time_step)
         work = make_work(experiment, state, state.round + 1)
-        replies, rejections = train_clients(experiment, self.engine, work)
-        no_response = find_nonresponders(work.clients, replies, rejections)
-        unmoved = find_unmoved(replies, work)
-        replies, stale, straggler_metrics = split_stragglers(experiment, state, work, replies)
-        updates, problems = self._aggregate(state, work, replies)
+        checked = train_clients(experiment, self.engine, work)
+        unmoved = find_unmoved(checked.valid, work)
+        split = split_stragglers(experiment, state, work, checked.valid)
+        replies = split.replies  # those that the server uses in this round
+        updates, problems = self._aggregate(state, work, replies, split.discount)
         metrics = {
-            **reply_metrics(replies, rejections, no_response),
-            **straggler_metrics,
+            **reply_metrics(replies, checked.rejections, find_nonresponders(work.clients, checked)),
+            **split.metrics,
             "abandoned": not updates,
             "unmoved": len(unmoved),
             "learned": _has_learned(state, updates, replies, unmoved),
             **({"problem": "; ".join(problems)} if problems else {}),
-            **count_bytes(experiment, work, replies, len(rejections)),
+            **count_bytes(experiment, work, checked.num_sent),
             **self._state_metrics(state, work),
         }
-        if metrics.get("stale_used") and not updates:
-            metrics["stale_used"] = 0  # an abandoned round uses no replies
+        stale = split.stale
+        if split.arrived and not updates:
+            metrics["stale_used"] = 0
+            # a failed aggregation may fail again with the same replies
+            stale = split.stale if problems else split.postponed()
         clients = np.empty(0, dtype=np.int64)
         if replies is not None and updates:
             clients = replies.client.cpu().numpy()
@@ -84,12 +90,14 @@ class FederatedRound:
             self.writer.close()
 
     def _aggregate(
-        self, state: RunState, work: ClientWork, replies: Reply | None
+        self, state: RunState, work: ClientWork, replies: Reply | None, discount: Tensor | None
     ) -> tuple[Updates, list[str]]:
-        """The server's updates, and why there are none; too few replies need no reason."""
+        """The server's updates, and why aggregations failed. Without enough replies both are
+        empty.
+        """
         if replies is None or replies.num_clients < self.experiment.config.round.min_replies:
             return {}, []
-        return update_servers(self.experiment, self.engine, state, work, replies)
+        return update_servers(self.experiment, self.engine, state, work, replies, discount)
 
     def _state_metrics(self, state: RunState, work: ClientWork) -> dict[str, Any]:
         """The number of global models, where there are several, and the privacy spent so far."""
@@ -120,7 +128,7 @@ def make_work(experiment: BuiltExperiment, state: RunState, round: int) -> Clien
     key = Key(experiment.config.seed).fold_in("round", round)
     time_step = experiment.config.time_step(round)
     busy = [int(stale.reply.client) for stale in state.stale]
-    clients = sample_clients(experiment, round, key, busy)
+    clients = sample_clients(experiment, online_clients(experiment, round, key), key, busy)
     stats = experiment.client_stats(clients, time_step)
     several_models = len(state.global_models) > 1
     return ClientWork(
@@ -146,9 +154,22 @@ def models_for(state: RunState, clients: np.ndarray) -> ModelState:
 
 
 def update_servers(
-    experiment: BuiltExperiment, engine: Engine, state: RunState, work: ClientWork, replies: Reply
+    experiment: BuiltExperiment,
+    engine: Engine,
+    state: RunState,
+    work: ClientWork,
+    replies: Reply,
+    discount: Tensor | None = None,
 ) -> tuple[Updates, list[str]]:
     """Aggregate the replies for every global model that a client has trained.
+
+    Args:
+        experiment: Of the run.
+        engine: Evaluates models, if the method trains at the server.
+        state: Before the round.
+        work: Of the round.
+        replies: Those that the server uses.
+        discount: [k] the factor of each reply's weight, where the server has one model; None: 1.
 
     Returns:
         The updates, and why there is none for a model whose aggregation failed: it does not change.
@@ -171,6 +192,7 @@ def update_servers(
                 work.key if number == 0 else work.key.fold_in("model", number),
                 work.optimizer_hparams,
                 engine,
+                discount,
             )
         except AggregationFailed as problem:
             model = f"global model {number}: " if len(state.global_models) > 1 else ""

@@ -244,7 +244,7 @@ class TrainingLoop:
         self.guarantees = guarantees_of(experiment)
         self.last = last_round(self.guarantees, self.config.total_rounds)
         self.title, self.checks = title, RoundChecks(experiment)
-        self.degraded_reason = ""
+        self.degraded_reasons = [""] * len(round.engines)  # those that are logged
 
     def run(self, time_limit: TimeLimit) -> None:
         """Run rounds until the last one, the time limit or an interrupt."""
@@ -307,12 +307,12 @@ class TrainingLoop:
             self.progress.log(sentence)
 
     def _log_degraded(self) -> None:
-        """Log, once, why the engine is slower than requested."""
-        reason = self.engine.degraded_reason
-        if reason != self.degraded_reason:
-            added = reason.removeprefix(f"{self.degraded_reason}; ")
-            record_degraded(added, self.folder, self.progress)
-            self.degraded_reason = reason
+        """Log, once, why an engine is slower than requested."""
+        for number, engine in enumerate(self.round.engines):
+            reason, logged = engine.degraded_reason, self.degraded_reasons[number]
+            if reason != logged:
+                record_degraded(reason.removeprefix(f"{logged}; "), self.folder, self.progress)
+                self.degraded_reasons[number] = reason
 
     def _log_privacy_budget(self) -> None:
         total = self.config.total_rounds

@@ -26,6 +26,7 @@ class SelectedPeers(NamedTuple):
     """The peers that each client averages with."""
 
     averages: tuple[PeerAverage, ...]  # one after the other
+    candidates: Tensor  # [K, m] peers whose models each client has evaluated; -1: none
     state: Tree  # by part: the state of the peer selection
     rejections: list[Rejection]  # of clients whose models no peer may use
 
@@ -77,6 +78,7 @@ def select_peers(
     averages, state = BoundHook(part, peers.select)(candidates, losses, ctx)
     return SelectedPeers(
         drop_rejected_peers(averages, candidates, bad),
+        candidates,
         {part.name: state} if state else {},
         rejections + probe_rejections,
     )
@@ -209,18 +211,35 @@ def count_peers(averages: tuple[PeerAverage, ...], clients: int) -> Tensor:
     return counts[:, :clients]
 
 
-def count_peer_bytes(task: TrainingTask, averages: tuple[PeerAverage, ...]) -> dict[str, int]:
-    """Bytes between real machines: every selected peer sends what is averaged, and what the
-    method sends besides.
+def count_peer_bytes(
+    task: TrainingTask, averages: tuple[PeerAverage, ...], candidates: Tensor
+) -> dict[str, int]:
+    """Bytes between real machines.
+
+    A candidate sends its whole model and what the method sends besides. The first average uses the
+    candidates' models as they were sent; of the other peers, and in later averages, each one sends
+    the parameters that are averaged.
+
+    Args:
+        task: Names what is communicated.
+        averages: One after the other.
+        candidates: [K, m]; -1: none.
     """
-    initial, sent = task.model.initial, task.communicated_params()
     extra = peer_selection(task)[1].extra_bytes * task.info.num_clients
-    buffers = pytree.select_keys(initial.buffers, task.communicated_buffers())
-    total = 0
+    total = int((candidates >= 0).sum()) * (_model_bytes(task, None) + extra)
     for number, (peers, names) in enumerate(averages):
-        averaged = pytree.select_keys(
-            initial.params, [name for name in sent if names is None or name in names]
-        )
-        size = pytree.nbytes(averaged) + (pytree.nbytes(buffers) if names is None else 0)
-        total += int((peers >= 0).sum()) * (size + (extra if number == 0 else 0))
+        sends = peers >= 0
+        if number == 0:
+            sends = sends & ~(peers.unsqueeze(2) == candidates.unsqueeze(1)).any(dim=2)
+        total += int(sends.sum()) * _model_bytes(task, names)
     return {"bytes_up": total, "bytes_down": total}
+
+
+def _model_bytes(task: TrainingTask, names: tuple[str, ...] | None) -> int:
+    """Bytes of what clients send of these parameters; None: of all, and of the buffers."""
+    initial, sent = task.model.initial, task.communicated_params()
+    params = [name for name in sent if names is None or name in names]
+    buffers = task.communicated_buffers() if names is None else ()
+    return pytree.nbytes(pytree.select_keys(initial.params, params)) + pytree.nbytes(
+        pytree.select_keys(initial.buffers, buffers)
+    )

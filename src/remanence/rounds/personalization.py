@@ -18,7 +18,7 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.core.types import ModelState, Reply
-from remanence.engines.table import ENGINES, EngineOptions
+from remanence.engines.table import ENGINES, engine_options
 from remanence.experiment.build import BuiltExperiment
 from remanence.training import server_step
 from remanence.training.state import RunState, load_client_states
@@ -70,10 +70,7 @@ def make_finetune_engine(experiment: BuiltExperiment) -> Engine | None:
     # a site fine-tunes by itself when it is asked for counts
     if task is None or experiment.task.clients_remote:
         return None
-    options = EngineOptions(
-        config.stack_size, config.workers, timeout=float(config.timeout), ray=config.ray
-    )
-    entry = ENGINES[config.engine]
+    options, entry = engine_options(config), ENGINES[config.engine]
     try:
         entry.check(task, options)
     except InputError:  # clients that cannot be stacked, for example

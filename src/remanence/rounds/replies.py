@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,20 +18,31 @@ from remanence.training import gate
 from remanence.training.reply_schema import ReplySchema
 
 
-def train_clients(
-    experiment: BuiltExperiment, engine: Engine, work: ClientWork
-) -> tuple[Reply | None, list[Rejection]]:
-    """Train the clients of a round, apply attacks to their replies, and reject invalid ones.
+class CheckedReplies(NamedTuple):
+    """What came of a round's local training."""
 
-    Returns:
-        The valid replies, in the order of clients, or None; and the clients whose replies were
-        rejected or that declined.
-    """
+    valid: Reply | None  # in the order of clients
+    rejected: list[Rejection]  # replies that the gate has rejected
+    declined: list[Rejection]  # clients without a reply, and why: the engine names them
+
+    @property
+    def rejections(self) -> list[Rejection]:
+        return sorted(self.rejected + self.declined)
+
+    @property
+    def num_sent(self) -> int:
+        """How many clients sent a reply, valid or not."""
+        return len(self.rejected) + (0 if self.valid is None else self.valid.num_clients)
+
+
+def train_clients(experiment: BuiltExperiment, engine: Engine, work: ClientWork) -> CheckedReplies:
+    """Train the clients of a round, apply attacks to their replies, and reject invalid ones."""
+    # `engine.train` returns an iterator: clients train while the gate asks for the next reply
     chunks = (
         experiment.adversary.tamper_replies(engine.train(work), work) if len(work.clients) else []
     )
-    replies, rejections = gate.validate_replies(chunks, reply_schema(experiment, work))
-    return replies, gate.add_declined(rejections, engine)
+    valid, rejected = gate.validate_replies(chunks, reply_schema(experiment, work))
+    return CheckedReplies(valid, rejected, engine.pop_declined())
 
 
 def find_unmoved(replies: Reply | None, work: ClientWork) -> set[int]:
@@ -62,13 +73,11 @@ def _unmoved_mask(params: Params, clients: torch.Tensor, work: ClientWork) -> to
     return unmoved
 
 
-def find_nonresponders(
-    invited: np.ndarray, replies: Reply | None, rejections: list[Rejection]
-) -> list[int]:
+def find_nonresponders(invited: np.ndarray, checked: CheckedReplies) -> list[int]:
     """Clients of the round that neither replied nor were rejected: the engine gave up waiting."""
-    known = {rejection.client for rejection in rejections}
-    if replies is not None:
-        known |= set(replies.client.tolist())
+    known = {rejection.client for rejection in checked.rejections}
+    if checked.valid is not None:
+        known |= set(checked.valid.client.tolist())
     return [client for client in invited.tolist() if client not in known]
 
 
@@ -118,11 +127,15 @@ def reply_schema(experiment: BuiltExperiment, work: ClientWork) -> ReplySchema:
     )
 
 
-def count_bytes(
-    experiment: BuiltExperiment, work: ClientWork, replies: Reply | None, rejected: int
-) -> dict[str, int]:
+def count_bytes(experiment: BuiltExperiment, work: ClientWork, num_sent: int) -> dict[str, int]:
     """Bytes between real machines: down the model and the broadcast, up the trained model and
     the payload.
+
+    Args:
+        experiment: Names what is communicated.
+        work: Of the round.
+        num_sent: Clients of the round that sent a reply, whenever it arrives and whether or not it
+            is used.
     """
     task = experiment.task
     initial = task.model.initial
@@ -131,9 +144,7 @@ def count_bytes(
     ) + pytree.nbytes(pytree.select_keys(initial.buffers, task.communicated_buffers()))
     down = len(work.clients) * (model + pytree.nbytes(work.broadcast))
     number_of_examples = 8
-    up = ((0 if replies is None else replies.num_clients) + rejected) * (
-        model + pytree.nbytes(task.payload_spec()) + number_of_examples
-    )
+    up = num_sent * (model + pytree.nbytes(task.payload_spec()) + number_of_examples)
     return {"bytes_up": up, "bytes_down": down}
 
 

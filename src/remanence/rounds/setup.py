@@ -22,6 +22,7 @@ class Round(Protocol):
     """A round of an experiment on an engine, with the files it writes."""
 
     writer: RunWriter
+    engines: tuple[Engine, ...]  # those that train: clients and, if any, personal models
 
     def run(self, state: RunState) -> tuple[RunState, dict[str, Any]]:
         """Run one round -> the next state, and the round's line of metrics.jsonl."""

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from remanence.core import pytree
 from remanence.core.engine import ClientWork
+from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
-from remanence.engines.client_plan import expected_steps
+from remanence.engines.client_plan import count_local_steps
 from remanence.experiment.build import BuiltExperiment
 from remanence.experiment.system import response_times
 from remanence.training.state import RunState, StaleReply
@@ -25,6 +27,14 @@ class StragglerSplit(NamedTuple):
     replies: Reply | None  # the replies that the server uses now: on time, or stale ones
     stale: tuple[StaleReply, ...]  # the replies that arrive in later rounds
     metrics: dict[str, Any]
+    # [k] the factor of each reply's weight in the aggregation; None: 1
+    discount: Tensor | None = None
+    arrived: tuple[StaleReply, ...] = ()  # the stale ones among `replies`
+
+    def postponed(self) -> tuple[StaleReply, ...]:
+        """All stale replies, where this round uses none: those that arrived wait for the next."""
+        waiting = (stale._replace(arrival_round=stale.arrival_round + 1) for stale in self.arrived)
+        return (*self.stale, *waiting)
 
 
 def split_stragglers(
@@ -44,7 +54,7 @@ def split_stragglers(
     """
     if not experiment.has_stragglers:
         return StragglerSplit(replies, (), {})
-    times, deadline = _times(experiment, work)
+    times, deadline = _times(experiment, work.clients, work.time_step, work.key)
     replied = np.empty(0, dtype=np.int64) if replies is None else replies.client.cpu().numpy()
     position = np.searchsorted(work.clients, replied)
     first = on_time_mask(times[position], experiment.cohort_size, deadline)
@@ -61,31 +71,49 @@ def split_stragglers(
         for number in np.flatnonzero(~first).tolist():
             reply = replies.select(slice(number, number + 1))
             pending.append(StaleReply(reply, work.start, work.round + int(delays[number])))
-    arrived = [stale for stale in pending if stale.arrival_round <= work.round]
-    staleness = float(experiment.config.round.staleness)
+    arrived = tuple(stale for stale in pending if stale.arrival_round <= work.round)
     for stale in arrived:
-        rebased = rebase_stale(stale.reply, stale.base_model, work.start, work.round, staleness)
-        used = merge_stale(used, rebased)
+        used = merge_stale(
+            used, rebase_stale(stale.reply, stale.base_model, work.start, work.round)
+        )
     return StragglerSplit(
         used,
         tuple(stale for stale in pending if stale.arrival_round > work.round),
         metrics | {"stale_used": len(arrived)},
+        _discounts(used, arrived, work.round, float(experiment.config.round.staleness)),
+        arrived,
     )
 
 
-def late_mask(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, dict[str, Any]]:
+def _discounts(
+    used: Reply | None, arrived: tuple[StaleReply, ...], round: int, a: float
+) -> Tensor | None:
+    """The factor of each reply's weight: `staleness_weight` of its age. -> [k]; None: all are 1"""
+    if used is None or not arrived:
+        return None
+    ages = {int(stale.reply.client): round - int(stale.reply.round) for stale in arrived}
+    factors = [staleness_weight(ages.get(client, 0), a) for client in used.client.tolist()]
+    return torch.tensor(factors, dtype=used.weight.dtype, device=used.weight.device)
+
+
+def late_mask(
+    experiment: BuiltExperiment, clients: np.ndarray, time_step: int, key: Key
+) -> tuple[np.ndarray, dict[str, Any]]:
     """The clients that miss the deadline of a round without a server. -> [k] bool, metrics"""
-    if not experiment.has_stragglers or not len(work.clients):
-        return np.zeros(len(work.clients), dtype=bool), {}
-    times, deadline = _times(experiment, work)
+    if not experiment.has_stragglers or not len(clients):
+        return np.zeros(len(clients), dtype=bool), {}
+    times, deadline = _times(experiment, clients, time_step, key)
     late = times > deadline
     return late, _metrics(len(late), late, float(min(deadline, times.max())))
 
 
-def _times(experiment: BuiltExperiment, work: ClientWork) -> tuple[np.ndarray, float]:
+def _times(
+    experiment: BuiltExperiment, clients: np.ndarray, time_step: int, key: Key
+) -> tuple[np.ndarray, float]:
     """When the replies of a round arrive, and its deadline, in simulated seconds."""
-    steps = expected_steps(experiment.task, work)
-    times = response_times(work.clients, steps, experiment.seconds, work.key)
+    task = experiment.task
+    steps = count_local_steps(task, clients, time_step, task.phases)
+    times = response_times(clients, steps, experiment.step_seconds, key)
     return times, experiment.deadline(times)
 
 
@@ -152,9 +180,8 @@ def staleness_weight(age: int, a: float) -> float:
     return float((1.0 + age) ** -a)
 
 
-def rebase_stale(late: Reply, base: ModelState, now: ModelState, round: int, a: float) -> Reply:
-    """Stale replies as replies of this round: the same update, applied to the current model, with
-    less weight.
+def rebase_stale(late: Reply, base: ModelState, now: ModelState, round: int) -> Reply:
+    """Stale replies as replies of this round: the same update, applied to the current model.
 
     Averaged as they are, they would return the global model towards `base`.
 
@@ -163,26 +190,16 @@ def rebase_stale(late: Reply, base: ModelState, now: ModelState, round: int, a: 
         base: The global model at that time.
         now: The current global model.
         round: The current round, from 1.
-        a: Exponent of `staleness_weight`.
     """
-    ages = round - late.round
-    weights = torch.tensor(
-        [staleness_weight(int(age), a) for age in ages.tolist()],
-        dtype=late.weight.dtype,
-        device=late.weight.device,
-    )
     params = pytree.add(late.delta(base), pytree.select_keys(now.params, late.params))
-    return late._replace(
-        params=params, round=torch.full_like(late.round, round), weight=late.weight * weights
-    )
+    return late._replace(params=params, round=torch.full_like(late.round, round))
 
 
 def merge_stale(replies: Reply | None, stale: Reply | None) -> Reply | None:
-    """Replies on time and stale ones together, in the order of clients; of a client that has
-    both, the one on time is used.
+    """Replies on time and stale ones together, in the order of clients. No client has both: a
+    client is not sampled before its late reply has arrived.
     """
     if replies is None or stale is None:
         return stale if replies is None else replies
-    new = (~torch.isin(stale.client, replies.client)).nonzero().flatten()
-    joined = Reply.concat([replies, stale.select(new)])
+    joined = Reply.concat([replies, stale])
     return joined.select(torch.argsort(joined.client))

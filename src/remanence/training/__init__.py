@@ -17,5 +17,5 @@ call it for one client at a time or map it over a stack of clients.
     server_capture  captures or compiles the steps of that training
     state           `RunState`: everything that survives a round
 
-Imports core, data, kernels and aggregators; never an engine.
+Imports core, data, kernels, aggregators and `privacy.label_dp`; never an engine.
 """

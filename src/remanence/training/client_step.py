@@ -30,23 +30,24 @@ RETURNS = "client_state, payload"  # of the slots on_client_start and on_client_
 def client_init(
     task: TrainingTask, differentiate: Differentiate, indices: ClientIndices, ctx: Context
 ) -> tuple[ModelState, Tree, Tree]:
-    """Run the `on_client_start` hooks, before the first step.
+    """Put the client's personal parameters and buffers in place, and run the `on_client_start`
+    hooks, before the first step.
 
     Returns:
-        The model that the client starts from (the received one with its personal parameters in
-        place), the client's state, and the payload so far.
+        The model that the client starts from, the client's state, and the payload so far.
     """
     client_state, payload = dict(ctx.client_state), {}
-    ops = make_client_ops(task, differentiate, {}, ctx.start.buffers, None, indices, ctx)
-    for hook in task.method.hooks("on_client_start"):
-        returned = hook(ctx._replace(client_state=client_state), ops)
-        changed, payload[hook.name] = check_pair(hook, "on_client_start", returned, RETURNS)
-        client_state[hook.name] = {**client_state.get(hook.name, {}), **changed}
     personal = client_state.get(PERSONAL, {})
     start = ModelState(
         {**ctx.start.params, **personal.get("params", {})},
         {**ctx.start.buffers, **personal.get("buffers", {})},
     )
+    ctx = ctx._replace(start=start)
+    ops = make_client_ops(task, differentiate, {}, ctx.start.buffers, None, indices, ctx)
+    for hook in task.method.hooks("on_client_start"):
+        returned = hook(ctx._replace(client_state=client_state), ops)
+        changed, payload[hook.name] = check_pair(hook, "on_client_start", returned, RETURNS)
+        client_state[hook.name] = {**client_state.get(hook.name, {}), **changed}
     return start, client_state, payload
 
 

@@ -1,10 +1,9 @@
 """Checks what clients send before any of it reaches a model.
 
 Every reply is checked between the engine and the aggregation, and so are the losses of peers'
-models. A rejected reply changes neither the global model, nor the client's state, nor, without a
-server, the client's model, which stays as it was before the averaging. A
-chunk with wrong names, shapes or dtypes is rejected whole; values, weights, rounds and norms are
-checked client by client.
+models. A rejected reply changes neither the global model nor the client's state. Without a server
+the client returns to its model from before the averaging. A chunk with wrong names, shapes or
+dtypes is rejected whole; values, weights, rounds and norms are checked client by client.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
-from remanence.core.engine import Engine, Rejection
+from remanence.core.engine import Rejection
 from remanence.core.pytree import Tree
 from remanence.core.remote_params import RemoteParams
 from remanence.core.types import ModelState, Reply
@@ -70,11 +69,6 @@ def validate_replies(
     return replies if in_order else replies.select(order), sorted(rejections)
 
 
-def add_declined(rejections: list[Rejection], engine: Engine) -> list[Rejection]:
-    """The rejections, with those of clients that declined through the engine."""
-    return sorted([*rejections, *engine.pop_declined()])
-
-
 def validate_probe_losses(
     candidates: Tensor, losses: Tensor, num_examples: Tensor
 ) -> tuple[Tensor, Tensor, list[Rejection]]:
@@ -108,6 +102,9 @@ def validate_probe_losses(
 
 def find_nonfinite(models: ModelState) -> tuple[Tensor, list[Rejection]]:
     """The clients whose models in a stack hold NaN or infinity, so that no peer may use them.
+
+    A second check: replies are checked when they arrive, but the average of a client's model with
+    its peers' may overflow.
 
     Returns:
         [K] bool, and a rejection for each of these clients.
@@ -158,8 +155,10 @@ def _is_valid_state(chunk: Reply) -> Tensor:
     """
     personal = chunk.client_state.get(PERSONAL, {})
     others = {name: tree for name, tree in chunk.client_state.items() if name != PERSONAL}
-    no_nan = pytree.map(lambda x: x.nan_to_num(nan=math.nan, posinf=0.0, neginf=0.0), others)
-    return pytree.finite({PERSONAL: personal, "others": no_nan}, chunk.num_clients)
+    has_nan = torch.zeros(chunk.num_clients, dtype=torch.bool, device=chunk.client.device)
+    for x in pytree.leaves(others):
+        has_nan = has_nan | torch.isnan(x).reshape(chunk.num_clients, -1).any(dim=1)
+    return pytree.finite(personal, chunk.num_clients) & ~has_nan.cpu()
 
 
 def _check_client(

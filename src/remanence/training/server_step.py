@@ -22,6 +22,18 @@ from remanence.core.types import ModelState, Reply
 from remanence.training.server_training import make_server_ops
 from remanence.training.task import PERSONAL, TrainingTask
 
+# The random stream of each server-side function, by slot. The words are part of the random keys:
+# they never change. Both halves of an aggregation have the same stream.
+STREAMS = {
+    "broadcast": ("share",),
+    "client_weights": ("server", "weigh"),
+    "aggregate": ("server", "combine"),
+    "server_update": ("server", "apply"),
+    "server_train": ("server", "refine"),
+    "update_server_state": ("server", "absorb"),
+}
+FIT_STREAM = ("server", "fit")  # of the batches in which `server_train` trains
+
 
 @dataclass(frozen=True)
 class Server:
@@ -55,8 +67,7 @@ def init_server(task: TrainingTask) -> Server:
 
 def make_broadcast(task: TrainingTask, server: Server, round: int, key: Key) -> Tree:
     """What the server sends to the clients besides the model, by part."""
-    # the strings given to fold_in are part of the random streams: they never change
-    srv = _make_context(task, server, round, 0, key.fold_in("share"))
+    srv = _make_context(task, server, round, 0, key.fold_in(*STREAMS["broadcast"]))
     return {hook.name: hook(srv) for hook in task.method.hooks("broadcast")}
 
 
@@ -68,6 +79,7 @@ def update(
     key: Key,
     optimizer_hparams: dict[str, float],
     engine: Engine,
+    discount: Tensor | None = None,
 ) -> ServerResult:
     """Aggregate replies and update the global model.
 
@@ -79,6 +91,7 @@ def update(
         key: The round's randomness.
         optimizer_hparams: The clients' learning rate and so on in this round.
         engine: Evaluates models on the public set, if the method trains at the server.
+        discount: [k] the factor of each reply's weight, whatever gives the weights; None: 1.
 
     Returns:
         The server after the round, with the weights of the replies.
@@ -88,22 +101,19 @@ def update(
     """
     method, state = task.method, dict(server.state)
 
-    # the strings given to fold_in are part of the random streams: they never change
-    def context(stream: str) -> ServerContext:
-        current = replace(server, state=state)
-        return _make_context(
-            task, current, round, replies.num_clients, key.fold_in("server", stream)
-        )
+    def context(slot: str) -> ServerContext:
+        current, stream = replace(server, state=state), key.fold_in(*STREAMS[slot])
+        return _make_context(task, current, round, replies.num_clients, stream)
 
-    weights = _client_weights(task, replies, context("weigh"))
+    weights = _client_weights(task, replies, discount, context("client_weights"))
     aggregate = aggregator_of(method)
-    total = _partial_sum(aggregate, weights, replies, context("combine"))
-    delta = aggregate.finalize(total, context("combine"))
+    total = _partial_sum(aggregate, weights, replies, context("aggregate"))
+    delta = aggregate.finalize(total, context("aggregate"))
     update_hook = method.hook("server_update")
     if update_hook is None:
         params = apply_delta(server.model.params, delta)
     else:
-        returned = update_hook(server.model.params, delta, context("apply"))
+        returned = update_hook(server.model.params, delta, context("server_update"))
         params, changed = check_pair(update_hook, "server_update", returned, "parameters, state")
         _check_names(update_hook, "server_update", params, server.model.params)
         state[update_hook.name] = _check_state(update_hook, "server_update", changed, state)
@@ -111,13 +121,12 @@ def update(
     merged = ModelState(params, merge_buffers(server.model.buffers, replies.buffers, weights))
     model = merged
     if method.hook("server_train") is not None:
-        model = _train_at_server(
-            task, server, merged, replies, key, optimizer_hparams, engine, context("refine")
-        )
+        srv = context("server_train")
+        model = _train_at_server(task, server, merged, replies, key, optimizer_hparams, engine, srv)
     for state_hook in method.hooks("update_server_state"):
-        changed = state_hook(replies, context("absorb"))
+        changed = state_hook(replies, context("update_server_state"))
         state[state_hook.name] = _check_state(state_hook, "update_server_state", changed, state)
-    _check_finite(model)
+    _check_finite(model, server.model)
     return ServerResult(Server(model, state), merged, weights)
 
 
@@ -134,10 +143,14 @@ def aggregator_of(method: ComposedMethod) -> Aggregate:
     )
 
 
-def _client_weights(task: TrainingTask, replies: Reply, srv: ServerContext) -> Tensor:
+def _client_weights(
+    task: TrainingTask, replies: Reply, discount: Tensor | None, srv: ServerContext
+) -> Tensor:
     """The replies' weights, summing to 1. -> [k] float64 on the device"""
     hook = task.method.hook("client_weights")
     raw = size_weights(replies, srv) if hook is None else _check_weights(hook(replies, srv))
+    if discount is not None:
+        raw = raw.double() * discount.to(raw.device)
     return _normalize(raw).to(task.info.device)
 
 
@@ -157,7 +170,7 @@ def _train_at_server(
     complete = partial(local_models, server.model, personal=False)
 
     def train(engine: Engine) -> ModelState:
-        fit_key = key.fold_in("server", "fit")
+        fit_key = key.fold_in(*FIT_STREAM)
         ops = make_server_ops(task, optimizer_hparams, fit_key, engine, complete)
         model: ModelState = hook(merged, server.model, replies, ops, srv)
         return model
@@ -219,10 +232,13 @@ def _check_names(hook: BoundHook, slot: str, new: Tree, old: Params) -> None:
         )
 
 
-def _check_finite(model: ModelState) -> None:
-    """Raise if a parameter is NaN or infinite. On a GPU the host waits here for the aggregation."""
-    numbers = torch.cat([value.reshape(-1) for value in model.params.values()])
-    if not bool(torch.isfinite(numbers).all()):
+def _check_finite(model: ModelState, before: ModelState) -> None:
+    """Raise if a parameter or a new buffer is NaN or infinite. On a GPU the host waits here for the
+    aggregation.
+    """
+    # a buffer that nobody sends may hold infinity, such as a mask
+    new = {name: x for name, x in model.buffers.items() if x is not before.buffers[name]}
+    if not bool(pytree.finite({"params": model.params, "buffers": new}, 1).all()):
         raise AggregationFailed("the new model holds NaN or infinity")
 
 

@@ -101,7 +101,7 @@ class RayEngine(BaseEngine):
         self.keeps_models = (
             aggregator_of(method).is_decomposable
             and method.part_filling("server_train") is None
-            and method.part_filling("peers") is None
+            and method.has_server
         )
 
     def train(self, work: ClientWork) -> Iterator[Reply]:

@@ -29,8 +29,8 @@ from remanence.core.pytree import Params
 from remanence.core.types import Batch
 from remanence.data.batches import Examples
 from remanence.engines.vector_steps import (
-    ActiveClients,
     BatchSchedule,
+    StackState,
     StepAll,
     make_batch,
     map_step,
@@ -56,7 +56,7 @@ TRACED_SIZE_RATIO = 0.5
 MIN_COMPILED_SHARE = 0.2
 
 
-class GraphShape(NamedTuple):
+class StepShape(NamedTuple):
     """What a captured step is made for."""
 
     clients: int
@@ -64,10 +64,16 @@ class GraphShape(NamedTuple):
     masked: bool  # whether it may include clients that have no steps left
 
 
-class GraphedPhase:
+class CapturedPhase:
     """The captured steps of one phase, and the fixed memory that they read and write.
 
-    It is used again in every round whose stacks fit.
+    It is used again in every round whose stacks fit. What a step is made of:
+
+                    on CUDA                                    on a CPU
+        captured    eager operations, in a CUDA graph          traced operations
+        compiled    a compiled trace, in a CUDA graph          a compiled trace
+
+    Where a step is traced, it is captured for few sizes of a stack.
 
     Args:
         task: What is trained.
@@ -86,7 +92,7 @@ class GraphedPhase:
         task: TrainingTask,
         phase: int,
         dims: Context,
-        active: ActiveClients,
+        active: StackState,
         schedule: BatchSchedule,
         batch: int,
         compile: bool,
@@ -99,25 +105,25 @@ class GraphedPhase:
         self.clients, self.batch = len(schedule.ids), batch
         _, self.form = flatten(active, dims)
         self._allocate(active, schedule)
-        ratio = SIZE_RATIO if self.cuda and not compile else TRACED_SIZE_RATIO
-        self.sizes = sorted(choose_sizes(self.clients, ratio))
+        traced = compile or not self.cuda
+        self.sizes = sorted(choose_sizes(self.clients, traced))
         self.mapped = map_step(task, dims)
-        self.replays: dict[GraphShape, Callable[[], None]] = {}
-        self.compiled: set[GraphShape] = set()  # those of `replays` that are compiled
+        self.replays: dict[StepShape, Callable[[], None]] = {}
+        self.compiled: set[StepShape] = set()  # those of `replays` that are compiled
         # by number of clients, batch size, and whether it is compiled
         self.traced: dict[tuple[int, int, bool], TracedFunction] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.cuda else None
 
-    def _allocate(self, active: ActiveClients, schedule: BatchSchedule) -> None:
+    def _allocate(self, active: StackState, schedule: BatchSchedule) -> None:
         """The fixed memory of the stack, its batches, keys and step number."""
         rows = ClientIndices(*(x.new_empty(len(x), round_up(x.shape[1])) for x in active.rows))
-        self.active: ActiveClients = torch_pytree.tree_map_only(
+        self.active: StackState = torch_pytree.tree_map_only(
             Tensor,
             lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
             active._replace(rows=rows),
         )
         # by number of clients; see `_first_clients`
-        self.views: dict[int, tuple[ActiveClients, list[Tensor]]] = {}
+        self.views: dict[int, tuple[StackState, list[Tensor]]] = {}
         steps = round_up(schedule.ids.shape[1])
         self.ids = schedule.ids.new_zeros(self.clients, steps, self.batch)
         # what comes from the host, in one copy
@@ -129,7 +135,7 @@ class GraphedPhase:
         self,
         phase: int,
         dims: Context,
-        active: ActiveClients,
+        active: StackState,
         schedule: BatchSchedule,
         batch: int,
         cached_features: bool,
@@ -146,7 +152,7 @@ class GraphedPhase:
         )
 
     def run(
-        self, active: ActiveClients, schedule: BatchSchedule, examples: Examples
+        self, active: StackState, schedule: BatchSchedule, examples: Examples
     ) -> tuple[TrainState, Tensor]:
         """Run all steps of a phase. -> state and summed loss of all clients"""
         self._load(active, schedule)
@@ -168,7 +174,7 @@ class GraphedPhase:
         after, _ = self._first_clients(len(active.loss))
         return TrainState(*(pytree.clone(part) for part in after.state)), after.loss.clone()
 
-    def _load(self, active: ActiveClients, schedule: BatchSchedule) -> None:
+    def _load(self, active: StackState, schedule: BatchSchedule) -> None:
         """Copy a stack and its batches into the fixed memory."""
         clients, steps, batch = schedule.ids.shape
         memory, tensors = self._first_clients(clients)
@@ -176,7 +182,7 @@ class GraphedPhase:
         load_rows(memory.rows, active.rows)
         self.ids[:clients, :steps, :batch] = schedule.ids
         if batch < self.batch:
-            # an example of the client itself
+            # the first example of each batch, with weight 0
             self.ids[:clients, :steps, batch:] = schedule.ids[:, :, :1]
         inputs = np.zeros((clients, *self.host_inputs.shape[1:]), dtype=np.int64)
         # clients without steps left compute a full batch, whose result is discarded
@@ -185,14 +191,14 @@ class GraphedPhase:
         inputs[:, 1, :steps] = schedule.keys
         self.host_inputs[:clients].copy_(torch.from_numpy(inputs), non_blocking=True)
 
-    def _first_clients(self, count: int) -> tuple[ActiveClients, list[Tensor]]:
+    def _first_clients(self, count: int) -> tuple[StackState, list[Tensor]]:
         """The memory of the first clients, and its tensors in the order of `flatten`."""
         if count not in self.views:
             view = self.active.cut(slice(0, count), self.dims)
             self.views[count] = view, flatten(view, self.dims)[0]
         return self.views[count]
 
-    def _shapes(self, schedule: BatchSchedule) -> Iterator[GraphShape]:
+    def _shapes(self, schedule: BatchSchedule) -> Iterator[StepShape]:
         """The shape of each step; few sizes, even if the number of clients differs by round."""
         for step, count in enumerate(schedule.active_at.tolist()):
             if count == 0:
@@ -200,15 +206,15 @@ class GraphedPhase:
             size = self.sizes[bisect_left(self.sizes, count)]
             largest = int(schedule.batch_sizes[:count, step].max())
             batch_size = largest if self.depends_on_batch else self.batch
-            yield GraphShape(size, batch_size, masked=size > count)
+            yield StepShape(size, batch_size, masked=size > count)
 
-    def _capture(self, shape: GraphShape, compile: bool) -> Callable[[], None]:
+    def _capture(self, shape: StepShape, compile: bool) -> Callable[[], None]:
         """A function that runs one step of this shape."""
         update = self._make_update(shape, compile)
         step = partial(self._step, shape, update)
         return capture(partial(self._warmup, shape, update), step, self.pool) if self.cuda else step
 
-    def _make_update(self, shape: GraphShape, compile: bool) -> UpdateStep:
+    def _make_update(self, shape: StepShape, compile: bool) -> UpdateStep:
         """The step to capture. On CUDA only compiled steps are traced."""
         step_all = with_convolutions(self.mapped, compile) if self.cuda else self.mapped
         if self.cuda and not compile:
@@ -219,7 +225,7 @@ class GraphedPhase:
         traced = self.traced[form]
         return traced if compile else partial(write_step, traced, shape.masked)
 
-    def _trace(self, step_all: StepAll, shape: GraphShape, compile: bool) -> TracedFunction:
+    def _trace(self, step_all: StepAll, shape: StepShape, compile: bool) -> TracedFunction:
         active, step_ctx, batch = self._arguments(shape)
         if not compile:
             example = (active.state, active.fixed, batch, active.rows, step_ctx)
@@ -230,7 +236,7 @@ class GraphedPhase:
         example_update = (*copies, active.fixed, batch, active.rows, step_ctx)
         return TracedFunction(partial(write_step, step_all, True), example_update, compile)
 
-    def _arguments(self, shape: GraphShape) -> tuple[ActiveClients, Context, Batch]:
+    def _arguments(self, shape: StepShape) -> tuple[StackState, Context, Batch]:
         """Views of the fixed memory for the current step: the stack, its context, its batch."""
         (active, _), at = self._first_clients(shape.clients), self.step.reshape(1)
         key = self.keys[: shape.clients].index_select(1, at).squeeze(1)
@@ -239,13 +245,13 @@ class GraphedPhase:
         sizes = self.batch_sizes[: shape.clients].index_select(1, at)
         return active, step_ctx, make_batch(self.task, ids, sizes, step_ctx.key)
 
-    def _step(self, shape: GraphShape, update: UpdateStep) -> None:
+    def _step(self, shape: StepShape, update: UpdateStep) -> None:
         """One step, in place."""
         active, step_ctx, batch = self._arguments(shape)
         update(active.state, active.loss, active.fixed, batch, active.rows, step_ctx)
         self.step.add_(1)
 
-    def _warmup(self, shape: GraphShape, update: UpdateStep) -> None:
+    def _warmup(self, shape: StepShape, update: UpdateStep) -> None:
         """The same step on copies."""
         active, step_ctx, batch = self._arguments(shape)
         update(*clone_tree(active.state, active.loss), active.fixed, batch, active.rows, step_ctx)
@@ -282,31 +288,31 @@ def write_step(
     )
     if masked:
         # clients of an earlier round may follow in the memory; their results are never read
-        active = step_ctx.steps > step_ctx.step
+        has_steps_left = step_ctx.steps > step_ctx.step
         new = [
-            torch.where(active.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
+            torch.where(has_steps_left.reshape(-1, *(1,) * (x.dim() - 1)), x, y)
             for x, y in zip(new, old, strict=True)
         ]
     copy_tensors(old, new)
 
 
-def choose_sizes(clients: int, ratio: float = SIZE_RATIO) -> list[int]:
+def choose_sizes(clients: int, traced: bool = False) -> list[int]:
     """The sizes at which a shrinking stack is captured, largest first.
 
     >>> choose_sizes(3)
     [3, 2, 1]
-    >>> choose_sizes(40, ratio=0.5)
+    >>> choose_sizes(40, traced=True)
     [40, 20, 10, 5, 2, 1]
     """
-    if clients <= ALL_SIZES_UP_TO and ratio >= SIZE_RATIO:
+    if clients <= ALL_SIZES_UP_TO and not traced:
         return list(range(clients, 0, -1))
-    sizes = [clients]
+    sizes, ratio = [clients], TRACED_SIZE_RATIO if traced else SIZE_RATIO
     while sizes[-1] > 1:
         sizes.append(max(1, min(sizes[-1] - 1, int(sizes[-1] * ratio))))
     return sizes
 
 
-def flatten(active: ActiveClients, dims: Context) -> tuple[list[Tensor], list[Any]]:
+def flatten(active: StackState, dims: Context) -> tuple[list[Tensor], list[Any]]:
     """The tensors of a stack, without its examples, and their form.
 
     Args:
@@ -344,7 +350,8 @@ def flatten(active: ActiveClients, dims: Context) -> tuple[list[Tensor], list[An
 def load_rows(memory: ClientIndices, rows: ClientIndices) -> None:
     """Copy examples into memory that may be longer.
 
-    The rest is filled with an example of the client itself, with weight 0.
+    The rest is filled with the first example of each client, with weight 0; that of a client
+    without examples is the filler of `run_slices.rows_of`.
     """
     for ids, weight, new_ids, new_weight in ((*memory[:2], *rows[:2]), (*memory[2:], *rows[2:])):
         count = new_ids.shape[1]
