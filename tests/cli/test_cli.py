@@ -17,7 +17,6 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from remanence.cli import runs
 from remanence.cli.listing import TABLES
 from remanence.cli.main import main
 from remanence.cli.options import LISTS
@@ -305,9 +304,8 @@ def test_runs_without_a_folder_get_one_with_the_date(tmp_path: Path) -> None:
     assert (second / "report.html").exists()
 
 
-def test_the_demo_compares_four_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(runs.DEMO, "rounds", 1)
-    done = forked("demo", "--out", str(tmp_path / "demo"), "--json")
+def test_the_demo_compares_four_methods(tmp_path: Path) -> None:
+    done = forked("demo", "--rounds", "1", "--out", str(tmp_path / "demo"), "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["results"]
     assert [row["label"] for row in rows] == [

@@ -260,6 +260,7 @@ def test_a_comparison_goes_on_when_a_setting_diverges(tmp_path: Path) -> None:
             grid={"lr": [0.1, 1e30]},
             set={key: value for key, value in SMALL.items() if key != "engine"},
             engine="vectorized",
+            select="all",
             out=tmp_path / "comparison",
             quiet=True,
         )

@@ -26,7 +26,6 @@ from remanence.core.errors import InputError
 
 # Forgetting at its most visible: most clients have a few of the ten classes.
 DEMO = {
-    "rounds": 30,
     "data": {"name": "digits", "partition": "dirichlet(alpha=0.1)"},
     "clients": {"count": 20, "sample": 5},
     "local": {"epochs": 2, "batch_size": 16, "lr": 0.1},
@@ -126,6 +125,7 @@ def compare(
 
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("demo"),
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds to train.")] = 30,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -137,6 +137,7 @@ def demo(
     done = api.compare(
         "fedavg; fedprox(mu=0.1); fedavg+tce; fedavg+wsm",
         experiment=DEMO,
+        rounds=rounds,
         seeds=3,
         out=out,
         overwrite=True,
