@@ -6,6 +6,7 @@ from it.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
@@ -35,6 +36,12 @@ class DataSettings(Section):
     dir: StrictStr = Field(
         default="",
         description="Folder of the datasets. Default: the environment variable REMANENCE_DATA.",
+    )
+    max_bytes: Annotated[Number, Field(ge=0, lt=math.inf)] = Field(
+        default=0,
+        description="Maximum memory that reading the data may take, in bytes, such as 4e9. 0: the"
+        " environment variable REMANENCE_MAX_BYTES, otherwise three quarters of the machine's"
+        " memory.",
     )
     partition: StrictStr = Field(
         default="dirichlet(alpha=0.1)",

@@ -18,6 +18,7 @@ from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError
+from remanence.core.memory import limit_memory
 from remanence.core.rng import Key
 from remanence.data import drift_sampling
 from remanence.data.concept_views import ConceptViews, make_views
@@ -39,7 +40,8 @@ def load_data(config: Experiment) -> ArrayDataset:
     values = _data_call(config.data.name).arguments.values()
     versions = tuple(_file_versions(value) for value in values if isinstance(value, str))
     directory = config.data.dir or os.environ.get("REMANENCE_DATA", "")
-    return _load(config.data.name, directory, versions)
+    with limit_memory(config.data.max_bytes):
+        return _load(config.data.name, directory, versions)
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.memory import check_memory, json_bytes
 from remanence.results.columns import NUMBERS
 
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
@@ -38,11 +39,22 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
         limit: The most bytes that it may have; None: any number.
     """
     try:
-        if limit is not None and path.stat().st_size > limit:
+        size = path.stat().st_size
+        if limit is not None and size > limit:
             raise corrupt_file(path, f"it is larger than {limit} bytes")
+        # the checks of its content make masks, and parsers copies
+        check_memory(path, {"its content": 2 * size})
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file, without checking its content or translating errors."""
+    check_memory(path, {"its content": 2 * path.stat().st_size})
+    raw = path.read_bytes()
+    check_memory(path, {"its content": json_bytes(raw)})
+    return json.loads(raw)
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -61,7 +73,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl; a last one that a crash cut short is left out."""
     if not path.exists():
         return []
-    raw = read_bytes(path).split(b"\n")
+    content = read_bytes(path)
+    check_memory(path, {"its lines": len(content) + json_bytes(content)})
+    raw = content.split(b"\n")
     texts = [(number, text) for number, text in enumerate(raw, 1) if text.strip()]
     lines: list[dict[str, Any]] = []
     for place, (number, text) in enumerate(texts):
