@@ -11,6 +11,9 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
+# the most that readers of a run accept, since measures allocate tables for them
+MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000
+
 Count = Annotated[StrictInt, Field(ge=1)]
 Natural = Annotated[StrictInt, Field(ge=0)]
 Number = StrictFloat | StrictInt
@@ -99,7 +102,7 @@ class DriftSettings(Section):
         description="Schedule of which client is in which cluster at which time step, such as"
         " random(clusters=2). Empty: no drift.",
     )
-    time_steps: Count = Field(
+    time_steps: Annotated[Count, Field(le=MAX_TIME_STEPS)] = Field(
         default=1, description="Number of time steps; the data may change between two of them."
     )
     concepts: StrictStr = Field(
@@ -289,7 +292,9 @@ class Experiment(Section):
         description="Model: mlp, cnn, lenet, resnet18 ... or package.module:Class(option=value)."
         " Default: by the data.",
     )
-    rounds: Count = Field(default=20, description="Rounds to train; with drift, in each time step.")
+    rounds: Annotated[Count, Field(le=MAX_ROUNDS)] = Field(
+        default=20, description="Rounds to train; with drift, in each time step."
+    )
     seed: Natural = Field(default=0, description="Seed of all random numbers.")
     engine: Literal["auto", "sequential", "vectorized", "processes", "ray", "flower"] = Field(
         default="auto",

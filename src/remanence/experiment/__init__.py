@@ -11,6 +11,8 @@ built can be run.
     torch_setup    device, precision and determinism
     privacy_checks do privacy mechanisms cover what the method sends?
     task_checks    can this model be trained on these data, with these settings?
+    run_sizes      the sizes of a run, by its settings and by its task
+    resources      what a run of these sizes needs: memory, disk, processes, threads, steps
     metadata       what a run folder stores about versions, data and defaults
 
 May import everything below: engines, training, methods and their parts, data, models, core.

@@ -22,7 +22,7 @@ from remanence.config import Experiment, optimizer_call
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod, parse_method
 from remanence.core.compose_checks import check
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, first_line
 from remanence.core.model import Model
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Optimizer, Part, Phase
@@ -31,6 +31,7 @@ from remanence.data.batches import Examples, to_device
 from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.data.population import FederatedPopulation
+from remanence.engines.memory import gpu_memory, is_out_of_memory
 from remanence.experiment.data_setup import (
     FederatedData,
     load_data,
@@ -40,6 +41,13 @@ from remanence.experiment.data_setup import (
 from remanence.experiment.metadata import resolve_defaults, run_metadata
 from remanence.experiment.networks import make_model
 from remanence.experiment.privacy_checks import check_client_privacy, check_example_privacy
+from remanence.experiment.resources import (
+    Resources,
+    check_resources,
+    check_threads,
+    estimate_resources,
+)
+from remanence.experiment.run_sizes import sizes_before_building, sizes_of_task
 from remanence.experiment.system import ReplyDeadline, parse_deadline, parse_speed
 from remanence.experiment.task_checks import check_stragglers, check_task, checked_sample_size
 from remanence.experiment.torch_setup import set_up_torch
@@ -72,6 +80,7 @@ class BuiltExperiment:
     availability: Availability
     seconds: np.ndarray  # [K]: simulated seconds of a local step
     deadline: ReplyDeadline
+    resources: Resources  # what the run needs of the machine, at least
 
     @property
     def is_decentralized(self) -> bool:
@@ -135,8 +144,17 @@ def build(
     Raises:
         InputError: The settings are wrong or do not fit together.
     """
-    with _BUILDING:
-        return _build(config, method, module, source)
+    check_threads(config)
+    try:
+        with _BUILDING:
+            return _build(config, method, module, source)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"the data and the model of this experiment do not fit into memory"
+            f" ({first_line(error)}): use fewer examples, fewer clients or a smaller model"
+        ) from error
 
 
 def _build(
@@ -149,6 +167,9 @@ def _build(
     optimizer, schedule = _make_optimizer(config)
     device, dtype = set_up_torch(config)
     dataset = load_data(config) if dataset is None else dataset
+    model_name = config.model or default_model(dataset.kind, dataset.name, dataset.shape)
+    sizes = sizes_before_building(config, composed, dataset, module or model_name, device, dtype)
+    check_resources(estimate_resources(sizes), gpu_memory(device))
     key = Key(config.seed)
     adversary, data = select_attackers(
         config, composed, dataset, partition_data(config, dataset, key), key
@@ -157,7 +178,6 @@ def _build(
     if any(p.centralized for p in composed.parts):
         data = replace(data, population=data.population.merge_clients())
     train, test = _make_examples(config, dataset, data, device, dtype)
-    model_name = config.model or default_model(dataset.kind, dataset.name, dataset.shape)
     two_inputs = train.inputs(torch.arange(2, device=device))
     model = make_model(config, model_name, module, composed.method, dataset, two_inputs, dtype, key)
     info = _make_info(config, dataset, data, model, two_inputs, dtype)
@@ -166,6 +186,8 @@ def _build(
     check_client_privacy(task)
     check_example_privacy(task)
     cohort_size = min(checked_sample_size(config, clients), data.population.num_clients)
+    resources = estimate_resources(sizes_of_task(sizes, task, cohort_size))
+    check_resources(resources, gpu_memory(device))
     if config.clients.sampling == "poisson":
         task = replace(task, info=replace(task.info, expected_cohort=float(cohort_size)))
     config = resolve_defaults(config, model_name, clients, device)
@@ -185,6 +207,7 @@ def _build(
         availability=availability,
         seconds=parse_speed(config.clients.speed)(data.population.num_clients, key),
         deadline=parse_deadline(config.round.deadline),
+        resources=resources,
     )
     check_stragglers(config, composed)
     return built

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from remanence.config.settings import MAX_ROUNDS, MAX_TIME_STEPS
 from remanence.core.errors import InputError
 from remanence.core.memory import check_memory, json_bytes
 from remanence.results.columns import NUMBERS
 
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
 LARGEST_NUMBER = 1e300
-MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000  # measures allocate tables for them
 # of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
