@@ -15,6 +15,7 @@ from remanence.config import parse_experiment
 from remanence.core.errors import InputError
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment import build, resources
+from remanence.experiment.data_setup import tabulate_partition
 from remanence.experiment.resources import (
     RunSizes,
     check_disk,
@@ -117,10 +118,11 @@ def test_steps_without_end() -> None:
         check_resources(estimate_resources(SMALL._replace(rounds=10**8, steps=6 * 10**6, batch=1)))
 
 
-def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Usage(NamedTuple):
-        free: int
+class Usage(NamedTuple):
+    free: int
 
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = estimate_resources(SMALL._replace(rounds=10**6))
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GIB))
     check_disk(needed, tmp_path / "not" / "there")
@@ -220,6 +222,25 @@ def test_runs_that_cannot_work_end_before_they_begin(
     with pytest.raises(InputError, match=match):
         app(command, standalone_mode=False)
     assert not out.exists()
+
+
+def test_the_partition_of_too_many_clients_is_not_made() -> None:
+    settings = {"clients.count": 10**12, "drift.schedule": "random(clusters=2)"}
+    with pytest.raises(InputError, match=r"the examples of each client at each time step"):
+        tabulate_partition(parse_experiment({}, settings))
+
+
+def test_a_comparison_needs_the_disk_of_all_its_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = build.build(parse_experiment({}, {"rounds": 5})).resources
+    one = sum(sizes_of(needed.disk).values())
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 * one))
+    check_disk(needed, tmp_path, 100)
+    command = ["compare", "--methods", "fedavg", "--rounds", "5", "--out", str(tmp_path / "out")]
+    with pytest.raises(InputError, match=r"of disk space, .* for the last two checkpoints"):
+        app([*command, "--seeds", "101"], standalone_mode=False)
+    assert not (tmp_path / "out").exists()
 
 
 def test_clients_that_keep_models() -> None:

@@ -38,7 +38,7 @@ from remanence.recipes.outcomes import OUTCOME, read_outcome
 from remanence.results.checkpoint import MANIFEST, OWN, STATE
 from remanence.results.ledger import Ledger
 from remanence.results.readers import read_lines
-from remanence.results.run import CHECKPOINTS, LEDGER, METRICS, Run
+from remanence.results.run import CHECKPOINTS, EXPERIMENT, LEDGER, METRICS, Run
 from remanence.rounds.loop import resume_run, start_run
 
 MIB = 1 << 20
@@ -326,6 +326,19 @@ def test_checkpoints_with_holes(run: Run, name: str) -> None:
         export.evaluate(run, module=seeded_net())
 
 
+def test_a_folder_sets_no_limit_for_its_own_files(run: Run) -> None:
+    text = (run.folder / EXPERIMENT).read_text()
+    assert text.count("max_bytes = 0\n") == 1
+    (run.folder / EXPERIMENT).write_text(text.replace("max_bytes = 0\n", "max_bytes = 1e18\n"))
+    state = sorted((run.folder / CHECKPOINTS).glob("round-*"))[-1] / STATE
+    content = state.read_bytes()
+    sparse(state, 64 * MIB, content)
+    with refused(r"reading .* REMANENCE_MAX_BYTES allows 24\.0 MiB"):
+        resume_run(run.folder, rounds=4, module=seeded_net())
+    state.write_bytes(content)  # and the setting is no part of the run's identity
+    assert resume_run(run.folder, rounds=4, module=seeded_net()).finished
+
+
 def test_one_file_that_a_checkpoint_names_for_many_clients(run: Run) -> None:
     newest = sorted((run.folder / CHECKPOINTS).glob("round-*"))[-1]
     own = run.folder / CHECKPOINTS / OWN / "client-0000000.round-0000002.safetensors"
@@ -351,6 +364,12 @@ def test_records_and_lines_of_a_run(run: Run) -> None:
     metrics.write_text('{"round": 1, "rejected": [' + ",".join(["[]"] * 200_000) + "]}\n")
     with refused(r"metrics\.jsonl takes"):
         read_lines(metrics)
+
+
+def test_tables_of_a_run(run: Run) -> None:
+    (run.folder / EXPERIMENT).write_text("\n".join(f"[a{number}.b]" for number in range(30_000)))
+    with refused(r"experiment\.toml takes"):
+        Run(run.folder).config  # noqa: B018
 
 
 def test_stored_outcomes(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from remanence.data.population import (
     PartitionIndices,
 )
 from remanence.data.splits import split_train_valid
+from remanence.experiment.resources import RunSizes, check_resources, estimate_resources
 
 DEFAULT_CLIENTS = 10
 
@@ -102,6 +103,23 @@ class FederatedData:
     test: ConceptViews
     concepts: tuple[str, ...] = ()  # descriptions; none without drift
     notes: tuple[str, ...] = ()  # for users
+
+
+def population_sizes(config: Experiment, dataset: ArrayDataset) -> RunSizes:
+    """The sizes of a run that its data and clients determine."""
+    clients, samples = config.clients.count or DEFAULT_CLIENTS, config.drift.samples
+    if not config.drift.schedule:  # a partition refuses more clients than examples
+        clients = min(clients, len(dataset.train))
+        samples = len(dataset.train) // clients
+    return RunSizes(
+        clients=clients,
+        cohort=clients,
+        rounds=config.total_rounds,
+        time_steps=config.drift.time_steps,
+        classes=len(dataset.classes),
+        samples=max(1, samples),
+        data=dataset.train.x.nbytes + dataset.test.x.nbytes,
+    )
 
 
 def partition_data(config: Experiment, dataset: ArrayDataset, key: Key) -> FederatedData:
@@ -235,6 +253,7 @@ class PartitionTable:
 def tabulate_partition(config: Experiment) -> PartitionTable:
     """Count the examples of each class that each client of an experiment has."""
     source = load_data(config)
+    check_resources(estimate_resources(population_sizes(config, source)))
     partition = partition_data(config, source, Key(config.seed))
     population = partition.population
     drifts = bool(config.drift.schedule)

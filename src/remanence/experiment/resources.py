@@ -216,12 +216,13 @@ def check_resources(needed: Resources, gpu_memory: int = 0) -> None:
         )
 
 
-def check_disk(needed: Resources, folder: Path) -> None:
-    """Raise `InputError` if the files of a run do not fit on the disk of its folder."""
+def check_disk(needed: Resources, folder: Path, runs: int = 1) -> None:
+    """Raise `InputError` if the files of so many runs do not fit on the disk of their folder."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
-    _check_sum("disk space", needed.disk, shutil.disk_usage(there).free, f"{there} has")
+    disk = [need._replace(size=runs * need.size) for need in needed.disk]
+    _check_sum("disk space", disk, shutil.disk_usage(there).free, f"{there} has")
 
 
 def _check_sum(what: str, needs: Sequence[Need], available: int, who: str) -> None:
@@ -230,8 +231,8 @@ def _check_sum(what: str, needs: Sequence[Need], available: int, who: str) -> No
         return
     largest = max(needs, key=lambda need: need.size)
     raise InputError(
-        f"this run needs at least {size_of(total)} of {what}, {size_of(largest.size)} of it for"
-        f" {largest.what}, and {who} {size_of(available)}: {largest.cure}"
+        f"the experiment needs at least {size_of(total)} of {what}, {size_of(largest.size)} of it"
+        f" for {largest.what}, and {who} {size_of(available)}: {largest.cure}"
     )
 
 

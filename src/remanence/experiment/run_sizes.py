@@ -17,7 +17,7 @@ from remanence.core.compose import ComposedMethod
 from remanence.core.types import ClientStats, ModelState
 from remanence.data.batches import count_steps
 from remanence.data.dataset import ArrayDataset
-from remanence.experiment.data_setup import DEFAULT_CLIENTS
+from remanence.experiment.data_setup import population_sizes
 from remanence.experiment.networks import build_module
 from remanence.experiment.resources import RunSizes
 from remanence.experiment.task_checks import sample_size
@@ -42,22 +42,13 @@ def sizes_before_building(
         device: Of the models and examples.
         dtype: Of the parameters.
     """
-    record, drifts = config.record, bool(config.drift.schedule)
-    clients = config.clients.count or DEFAULT_CLIENTS
-    if not drifts:  # a partition refuses more clients than examples
-        clients = min(clients, len(dataset.train))
-    return RunSizes(
-        clients=clients,
-        cohort=min(sample_size(config, clients), clients),
-        rounds=config.total_rounds,
-        time_steps=config.drift.time_steps,
-        classes=len(dataset.classes),
-        samples=max(1, config.drift.samples if drifts else len(dataset.train) // clients),
+    record, sizes = config.record, population_sizes(config, dataset)
+    return sizes._replace(
+        cohort=min(sample_size(config, sizes.clients), sizes.clients),
         model=_model_bytes(model, dataset, dtype),
         decentralized=method.part_filling("peers") is not None,
         remote=config.engine in ("ray", "flower"),
         gpu=device.type == "cuda",
-        data=dataset.train.x.nbytes + dataset.test.x.nbytes,
         every=record.every,
         local_every=(record.local_every or record.every) if record.local else 0,
         cross=record.cross,

@@ -21,6 +21,7 @@ from remanence.core.memory import check_memory, json_bytes
 from remanence.results.columns import NUMBERS
 
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
+TOML_VALUE = 1000  # bytes of a table while it is parsed; a mark of a line may begin one
 LARGEST_NUMBER = 1e300
 # of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
@@ -60,6 +61,8 @@ def read_json(path: Path) -> Any:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file, without checking its content."""
     content = read_bytes(path, LARGEST_TOML)
+    marks = sum(content.count(mark) for mark in (b"=", b"[", b"{", b",", b"."))
+    check_memory(path, {"its content": 2 * len(content), "its tables": TOML_VALUE * marks})
     try:
         return tomllib.loads(content.decode())
     # tomllib's own errors and wrong UTF-8 are ValueErrors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def _limit_workers(experiment: BuiltExperiment, progress: Progress) -> BuiltExpe
     clients, or one for each core, which evaluation uses.
     """
     config, cores = experiment.config, count_cores()
-    if config.engine not in ("auto", "processes"):
+    elsewhere = config.engine == "ray" and (config.ray.address or os.environ.get("RAY_ADDRESS"))
+    if config.engine not in ("auto", "processes", "ray") or elsewhere:
         return experiment
     clients = experiment.task.info.num_clients
     if config.clients.sampling == "fixed" and not experiment.is_decentralized:
