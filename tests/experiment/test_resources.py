@@ -60,6 +60,14 @@ def test_clients_without_a_server_all_have_a_model() -> None:
     assert needed["confusion matrices"] == 16 * 100 * 9
 
 
+def test_a_machine_with_some_of_the_clients_needs_their_share() -> None:
+    needed = sizes_of(estimate_resources(SMALL._replace(own=3)).memory)
+    assert needed["the replies of a round"] == 3 * 1000
+    assert needed["what clients keep between rounds"] == 3 * 500
+    none = sizes_of(estimate_resources(SMALL._replace(own=0, decentralized=True)).memory)
+    assert not none.keys() & {"the models of all clients", "the replies of a round"}
+
+
 def test_no_more_clients_keep_something_than_there_are() -> None:
     needed = sizes_of(estimate_resources(SMALL._replace(rounds=1000)).memory)
     assert needed["what clients keep between rounds"] == 100 * 500

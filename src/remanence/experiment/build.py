@@ -130,6 +130,7 @@ def build(
     method: Method | Part | None = None,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
+    own: int | None = None,
 ) -> BuiltExperiment:
     """Build an experiment.
 
@@ -140,6 +141,7 @@ def build(
         method: Takes the place of the method that the settings name.
         module: Takes the place of the network.
         source: Takes the place of the data.
+        own: How many of the clients are on this machine. Default: all.
 
     Raises:
         InputError: The settings are wrong or do not fit together.
@@ -147,7 +149,7 @@ def build(
     check_threads(config)
     try:
         with _BUILDING:
-            return _build(config, method, module, source)
+            return _build(config, method, module, source, own)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -162,6 +164,7 @@ def _build(
     method: Method | Part | None,
     module: nn.Module | None,
     dataset: ArrayDataset | None,
+    own: int | None,
 ) -> BuiltExperiment:
     composed = make_method(config, method)
     optimizer, schedule = _make_optimizer(config)
@@ -169,6 +172,7 @@ def _build(
     dataset = load_data(config) if dataset is None else dataset
     model_name = config.model or default_model(dataset.kind, dataset.name, dataset.shape)
     sizes = sizes_before_building(config, composed, dataset, module or model_name, device, dtype)
+    sizes = sizes if own is None else sizes._replace(own=own)
     check_resources(estimate_resources(sizes), gpu_memory(device))
     key = Key(config.seed)
     adversary, data = select_attackers(

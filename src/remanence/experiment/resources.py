@@ -49,6 +49,7 @@ class RunSizes(NamedTuple):
         batch: Examples in its batch.
         concepts: Test sets that models are evaluated on.
         decentralized: Every client has a model of its own.
+        own: Clients whose models and states are on this machine; None: all of them.
         remote: Replies stay on other machines.
         gpu: Models are on a GPU.
         data: Bytes of the inputs of all examples.
@@ -73,6 +74,7 @@ class RunSizes(NamedTuple):
     batch: int = 0
     concepts: int = 1
     decentralized: bool = False
+    own: int | None = None
     remote: bool = False
     gpu: bool = False
     data: int = 0
@@ -103,20 +105,21 @@ class Resources(NamedTuple):
 
 def estimate_resources(run: RunSizes) -> Resources:
     """Estimate what a run needs of the machine, at least."""
+    own = run.clients if run.own is None else run.own
     models = (
         Need("the copies of the model", MODEL_COPIES * run.model, "use a smaller model"),
         Need(
             "the models of all clients",
-            2 * run.clients * run.model if run.decentralized else 0,
+            2 * own * run.model if run.decentralized else 0,
             "lower clients.count or use a smaller model",
         ),
         Need(
             "the replies of a round",
-            0 if run.remote else run.cohort * run.model,
+            0 if run.remote else min(run.cohort, own) * run.model,
             "lower clients.sample or use a smaller model",
         ),
     )
-    keepers = min(run.clients, run.cohort * run.rounds)
+    keepers = min(own, run.cohort * run.rounds)
     data = Need("the data", run.data, "use fewer or smaller examples")
     memory = (
         data,
@@ -149,7 +152,7 @@ def estimate_resources(run: RunSizes) -> Resources:
     return Resources(
         memory=memory if run.gpu else (*memory, *models),
         gpu=(data, *models) if run.gpu else (),
-        disk=_estimate_disk(run, keepers),
+        disk=_estimate_disk(run, own, keepers),
         steps=run.rounds * run.cohort * run.steps,
     )
 
@@ -157,17 +160,17 @@ def estimate_resources(run: RunSizes) -> Resources:
 def _evaluated_models(run: RunSizes) -> int:
     """Models times groups of examples whose confusion matrices are in memory at a time."""
     if run.decentralized:
-        return run.clients * run.concepts
+        return (run.clients if run.own is None else run.own) * run.concepts
     if not run.local_every:
         return run.concepts
     return max(run.cohort * run.concepts, min(run.cross, run.cohort) ** 2)
 
 
-def _estimate_disk(run: RunSizes, keepers: int) -> tuple[Need, ...]:
+def _estimate_disk(run: RunSizes, own: int, keepers: int) -> tuple[Need, ...]:
     """The files of a run when it has ended: records, and the last two checkpoints."""
     evaluated = run.rounds // run.every
-    own = run.clients if run.decentralized else 1
-    tests, others = own * run.concepts * evaluated, int(run.validation) * evaluated
+    models = own if run.decentralized else 1
+    tests, others = models * run.concepts * evaluated, int(run.validation) * evaluated
     rows = 1 + run.validation  # test and validation examples
     lines = METRICS_LINE * (run.rounds + (rows - 1) * evaluated)
     lines += METRICS_CLASS * run.classes * rows * evaluated
@@ -194,7 +197,7 @@ def _estimate_disk(run: RunSizes, keepers: int) -> tuple[Need, ...]:
         ),
         Need(
             "the last two checkpoints",
-            2 * run.model * (run.clients if run.decentralized else 1) + keepers * run.client_state,
+            2 * models * run.model + keepers * run.client_state,
             "lower clients.count or use a smaller model",
         ),
     )

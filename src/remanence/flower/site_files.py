@@ -38,7 +38,8 @@ def read_client(
     if is_import_path(text):
         dataset = _call(site, client, text)
     else:
-        data = {"name": text, "dir": str(site.path.parent)}
+        # the coordinator does not decide how much memory a site may use
+        data = {"name": text, "dir": str(site.path.parent), "max_bytes": 0}
         dataset = load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
     classes, shape = [str(name) for name in expected["classes"]], tuple(expected["shape"])
     if dataset.kind != expected["kind"] or dataset.shape != shape:
