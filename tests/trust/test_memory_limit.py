@@ -366,6 +366,20 @@ def test_records_and_lines_of_a_run(run: Run) -> None:
         read_lines(metrics)
 
 
+def test_a_folder_that_names_a_large_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    with monkeypatch.context() as context:
+        context.delenv("REMANENCE_MAX_BYTES")
+        start_run(small_config(rounds=1), folder)
+    path = folder / EXPERIMENT
+    lines = path.read_text().splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("model = "))
+    lines[at] = "model = \"mlp(hidden='99999,99999')\""
+    path.write_text("\n".join(lines))
+    with refused(r"run takes .* of it for its model"):
+        export.evaluate(Run(folder))
+
+
 def test_tables_of_a_run(run: Run) -> None:
     (run.folder / EXPERIMENT).write_text("\n".join(f"[a{number}.b]" for number in range(30_000)))
     with refused(r"experiment\.toml takes"):

@@ -45,7 +45,7 @@ def sizes_before_building(
     record, sizes = config.record, population_sizes(config, dataset)
     return sizes._replace(
         cohort=min(sample_size(config, sizes.clients), sizes.clients),
-        model=_model_bytes(model, dataset, dtype),
+        model=model_bytes(model, dataset.shape, len(dataset.classes), dtype),
         decentralized=method.part_filling("peers") is not None,
         own=0 if config.engine == "flower" else None,
         remote=config.engine == "ray",
@@ -85,15 +85,23 @@ def sizes_of_task(sizes: RunSizes, task: TrainingTask, cohort: int) -> RunSizes:
     )
 
 
-def _model_bytes(model: str | nn.Module, dataset: ArrayDataset, dtype: torch.dtype) -> int:
+def model_bytes(
+    model: str | nn.Module, shape: tuple[int, ...], classes: int, dtype: torch.dtype
+) -> int:
     """Bytes of the parameters and buffers; 0 for a user's model that is not built yet, whose code
     may need more than shapes.
+
+    Args:
+        model: The name of the model, or the user's module.
+        shape: Of one example.
+        classes: The number of classes.
+        dtype: Of the parameters.
     """
     if isinstance(model, str):
         if is_import_path(model):
             return 0
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            model = build_module(model, dataset.shape, len(dataset.classes))
+            model = build_module(model, shape, classes)
     count = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     return count * dtype.itemsize
 
