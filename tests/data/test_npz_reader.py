@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from remanence.core.errors import InputError
-from remanence.data import load_dataset, npz_reader
+from remanence.data import load_dataset
 
 Y = np.arange(10) % 2
 
@@ -193,8 +193,8 @@ def test_archives_that_lie_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(InputError, match=r"with a plausible size, found 'x\.npy'"):
         read(path)
     zipped(path, GOOD)
-    monkeypatch.setattr(npz_reader, "LIMIT", 100)
-    with pytest.raises(InputError, match="at most 100 bytes of arrays"):
+    monkeypatch.setenv("REMANENCE_MAX_BYTES", "100")
+    with pytest.raises(InputError, match=r"takes .* and REMANENCE_MAX_BYTES allows 100 bytes"):
         read(path)
 
 

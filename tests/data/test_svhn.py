@@ -11,7 +11,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from remanence.core.errors import InputError
-from remanence.data import cinic, svhn_mat
+from remanence.data import cinic, mat_reader, svhn_mat
 from remanence.data.cifar import CIFAR10
 
 
@@ -82,10 +82,10 @@ def test_files_that_are_no_mat_files_are_refused(root: Path) -> None:
 def test_a_header_that_declares_too_much_is_refused_before_anything_is_unpacked(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        svhn_mat, "LIMIT", 30_000
-    )  # 12 images are 36,864 bytes, well packed in the file
-    with pytest.raises(InputError, match="unpacks to more than the limit"):
+    # 12 images are 36,864 bytes, well packed in the file, and are transposed into a copy
+    monkeypatch.setenv("REMANENCE_MAX_BYTES", "60000")
+    monkeypatch.setattr(mat_reader, "_unpack", None)
+    with pytest.raises(InputError, match=r"train_32x32\.mat takes .* REMANENCE_MAX_BYTES"):
         svhn_mat.read_mat(root / "svhn" / "train_32x32.mat")
 
 

@@ -16,7 +16,9 @@ from run_states import last_state
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, RunFailed
 from remanence.flower.data_description import describe_data
+from remanence.flower.deployment import site_config
 from remanence.flower.site import Site
+from remanence.flower.site_files import read_client
 from remanence.flower.wire import WireMessage
 
 TABLE = "sites(kind='table', shape='3', classes='a b')"
@@ -74,6 +76,18 @@ def test_a_coordinator_without_data_trains_and_evaluates(tmp_path: Path) -> None
     ]
     assert run.metadata["label_counts"] == []
     assert "at the sites: table examples of shape 3, 2 classes" in run.metadata["data"]
+
+
+def test_the_coordinator_does_not_limit_the_memory_of_a_site(tmp_path: Path) -> None:
+    """Its own limit is too small for any data, and is not sent."""
+    config = make_config(rounds=1, **{"data.max_bytes": 1})
+    assert "max_bytes" not in site_config(config)["data"]
+    transport = InProcessTransport(sites_with_tables(tmp_path))
+    assert run_in_process(config, transport, tmp_path / "run").metrics[0]["replies"] == 3
+    sites = sites_with_tables(tmp_path / "again")
+    expected = {"kind": "table", "classes": ["a", "b"], "shape": [3]}
+    client = read_client(sites[2].file, config, 2, "npz(path='2.npz')", expected)
+    assert len(client.train) == 9
 
 
 def test_clients_are_weighted_by_their_numbers_of_examples(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from remanence.config.keys import FLAGS, all_keys
-from remanence.config.settings import DriftSettings, Experiment
+from remanence.config.settings import MAX_ROUNDS, DriftSettings, Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError, nearest
 
@@ -107,6 +107,12 @@ def parse_experiment(
     _check_local_training(experiment)
     _check_sampling(experiment)
     _check_drift(experiment)
+    if experiment.total_rounds > MAX_ROUNDS:
+        raise InputError(
+            f"rounds={experiment.rounds} in each of drift.time_steps={experiment.drift.time_steps}"
+            f" are {experiment.total_rounds} rounds, and a run has at most {MAX_ROUNDS}: lower one"
+            " of them"
+        )
     return experiment
 
 

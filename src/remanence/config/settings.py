@@ -6,9 +6,13 @@ from it.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+
+# the most that readers of a run accept, since measures allocate tables for them
+MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000
 
 Count = Annotated[StrictInt, Field(ge=1)]
 Natural = Annotated[StrictInt, Field(ge=0)]
@@ -35,6 +39,12 @@ class DataSettings(Section):
     dir: StrictStr = Field(
         default="",
         description="Folder of the datasets. Default: the environment variable REMANENCE_DATA.",
+    )
+    max_bytes: Annotated[Number, Field(ge=0, lt=math.inf)] = Field(
+        default=0,
+        description="Maximum memory that reading the data may take, in bytes, such as 4e9. 0: the"
+        " environment variable REMANENCE_MAX_BYTES, otherwise three quarters of the machine's"
+        " memory.",
     )
     partition: StrictStr = Field(
         default="dirichlet(alpha=0.1)",
@@ -93,7 +103,7 @@ class DriftSettings(Section):
         description="Schedule of which client is in which cluster at which time step, such as"
         " random(clusters=2). Empty: no drift.",
     )
-    time_steps: Count = Field(
+    time_steps: Annotated[Count, Field(le=MAX_TIME_STEPS)] = Field(
         default=1, description="Number of time steps; the data may change between two of them."
     )
     concepts: StrictStr = Field(
@@ -284,7 +294,9 @@ class Experiment(Section):
         description="Model: mlp, cnn, lenet, resnet18 ... or package.module:Class(option=value)."
         " Default: by the data.",
     )
-    rounds: Count = Field(default=20, description="Rounds to train; with drift, in each time step.")
+    rounds: Annotated[Count, Field(le=MAX_ROUNDS)] = Field(
+        default=20, description="Rounds to train; with drift, in each time step."
+    )
     seed: Natural = Field(default=0, description="Seed of all random numbers.")
     engine: Literal["auto", "sequential", "vectorized", "processes", "ray", "flower"] = Field(
         default="auto",

@@ -27,6 +27,7 @@ The process and its files:
     signals         SIGTERM as an exception
     process_state   restores the settings of the process after a run
     hardware        the name of the machine
+    memory          the limit on what reading a file may take
 
 Begin with `slots`. This package imports no other package of remanence.
 """

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
+from remanence.core.memory import check_memory
+from remanence.data.dataset import ArrayDataset, DatasetSplit, dataset_bytes, validate
 from remanence.data.files import damaged_file, find_files
-from remanence.data.restricted_pickle import read_plain_pickle
+from remanence.data.restricted_pickle import pickle_bytes, read_plain_pickle
 
 # images in a file of CIFAR-10 and in the test file of CIFAR-100; its training file has five times
 # as many
@@ -136,8 +137,7 @@ def _read_binary(
 ) -> DatasetSplit:
     """Read records of labels and pixels; `label_at` is the byte of the label."""
     width = label_bytes + PIXELS
-    x = np.empty((len(paths) * records, PIXELS), dtype=np.uint8)
-    y = np.empty(len(paths) * records, dtype=np.int64)
+    x, y = _empty(paths, records, records * width)
     for number, path in enumerate(paths):
         expected = f"{records} records of {width} bytes, {records * width} bytes in all"
         if path.stat().st_size != records * width:
@@ -152,9 +152,15 @@ def _read_binary(
     return DatasetSplit(x.reshape(-1, 3, 32, 32), y)
 
 
+def _empty(paths: Sequence[Path], records: int, reading: int) -> tuple[np.ndarray, np.ndarray]:
+    """Arrays for the images and labels of these files; `reading` is what one file takes."""
+    count = len(paths) * records
+    check_memory(paths[0].parent, {"one file": reading, **dataset_bytes(count, count * PIXELS)})
+    return np.empty((count, PIXELS), dtype=np.uint8), np.empty(count, dtype=np.int64)
+
+
 def _read_python(paths: Sequence[Path], records: int, labels: str, *, classes: int) -> DatasetSplit:
-    x = np.empty((len(paths) * records, PIXELS), dtype=np.uint8)
-    y = np.empty(len(paths) * records, dtype=np.int64)
+    x, y = _empty(paths, records, pickle_bytes(records * (PIXELS + 64)))
     for number, path in enumerate(paths):
         content = read_plain_pickle(path, _PICKLE_LIMIT)
         images, numbers = content.get("data"), content.get(labels)

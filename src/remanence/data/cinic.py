@@ -29,7 +29,11 @@ def cinic10(root: Path | None, *, merge: bool = False) -> ArrayDataset:
     top = find_files(
         "cinic10", root, [("CINIC-10", parts), ("cinic10", parts), ("cinic-10", parts)], get
     ).resolve()
-    splits = {part: _read_part(top, part) for part in parts}
+    splits: dict[str, DatasetSplit] = {}
+    for part in parts:
+        held = sum(split.x.nbytes for split in splits.values())
+        # joined, the images of two parts are in memory twice
+        splits[part] = _read_part(top, part, held=(1 + merge) * held, copies=1 + merge)
     train = splits["train"]
     if merge:
         train = DatasetSplit(
@@ -43,7 +47,7 @@ def cinic10(root: Path | None, *, merge: bool = False) -> ArrayDataset:
     return validate(ArrayDataset("cinic10", "image", CIFAR10, train, splits["test"], note=note))
 
 
-def _read_part(top: Path, part: str) -> DatasetSplit:
+def _read_part(top: Path, part: str, held: int, copies: int) -> DatasetSplit:
     images: list[Path] = []
     y: list[int] = []
     for label, name in enumerate(CIFAR10):
@@ -55,4 +59,4 @@ def _read_part(top: Path, part: str) -> DatasetSplit:
             )
         images += found
         y += [label] * len(found)
-    return DatasetSplit(decode_images(images, SIDE, 3), np.array(y, dtype=np.int64))
+    return DatasetSplit(decode_images(images, SIDE, 3, copies, held), np.array(y, dtype=np.int64))

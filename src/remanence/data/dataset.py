@@ -16,6 +16,10 @@ INPUT_KINDS = {"image": 4, "table": 2, "tokens": 2}  # kind: axes of x
 # fixed: the test set is the same for every seed of an experiment
 TEST_KEY = Key(0).fold_in("held-out test set")
 _CHUNK_VALUES = 1 << 21
+# bytes of an example besides its inputs: its label and id, and the orders by which held-out sets
+# and partitions are drawn
+LABEL_BYTES = 128
+CLASS_BYTES = 128  # of a short class name as a Python string, and its place in a tuple
 _MakeError = Callable[[str, str], InputError]
 
 
@@ -184,6 +188,19 @@ def _check_groups(dataset: ArrayDataset, part: str, split: DatasetSplit, error: 
             f"has {part} groups from {low} to {high} and {len(dataset.group_names)} group names",
             "groups are numbered from 0 and each has a name",
         )
+
+
+def dataset_bytes(examples: int, inputs: int) -> dict[str, int]:
+    """Return what a dataset takes, for `check_memory`.
+
+    Args:
+        examples: training and test examples together.
+        inputs: bytes of their inputs, with all copies that are in memory at the peak.
+    """
+    return {
+        "the examples": inputs,
+        "the labels and the order of the examples": examples * LABEL_BYTES,
+    }
 
 
 def check_fraction(test: float) -> None:

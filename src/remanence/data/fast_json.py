@@ -2,11 +2,42 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
+
+from remanence.core.memory import json_bytes
 
 _DOT, _ZERO, _NINE, _OPEN, _CLOSE = b".09[]"
 _LONGEST = 20  # characters of one number: its 19 digits fit an int64 unless the first is a 9
 _POWERS = 10.0 ** np.arange(_LONGEST)
+# Of a character of a table while `read_decimals` parses it: three copies, and for each number, of
+# two characters or more, eight arrays of eight bytes.
+_CHARACTER_BYTES = 36
+_FLAT_LIST = re.compile(r"\[[^\[\]{}]*\]")
+
+
+def value_bytes(text: str, at: int) -> int:
+    """Return the most memory that parsing the value at `at` takes, before it is parsed.
+
+    Lists without others inside and tables of numbers have an end that is found fast; other values
+    are assumed to end where the text ends.
+    """
+    flat = _FLAT_LIST.match(text, at)
+    if flat:
+        return json_bytes(flat.group())
+    end = _table_end(text, at)
+    if end > at and text.count("[", at, end) == text.count("]", at, end):
+        # parsed as a table, or else as lists of Python's numbers
+        return max(_CHARACTER_BYTES * (end - at), json_bytes(text[at:end]))
+    return json_bytes(text[at:])
+
+
+def _table_end(text: str, at: int) -> int:
+    """The end of the table of numbers at `at`; 0: there is none."""
+    # it has no quotes: it ends at the last bracket before the next quote
+    quote = text.find('"', at)
+    return text.rfind("]", at, quote if quote >= 0 else len(text)) + 1
 
 
 def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | None:
@@ -18,9 +49,7 @@ def read_decimals(text: str, at: int, columns: int) -> tuple[np.ndarray, int] | 
     Returns:
         float64 [rows, columns] and the end of the table, or None if it is not supported.
     """
-    # a table of numbers has no quotes: it ends at the last bracket before the next quote
-    quote = text.find('"', at)
-    end = text.rfind("]", at, quote if quote >= 0 else len(text)) + 1
+    end = _table_end(text, at)
     if end <= at or not text.startswith("[", at):
         return None
     packed = text[at:end].encode().translate(None, b" \t\r\n")

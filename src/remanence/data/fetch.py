@@ -19,8 +19,8 @@ from typing import Any
 
 from remanence.core.errors import InputError, RunFailed, unknown
 from remanence.core.files import flush_folder, translate_disk_errors
+from remanence.core.memory import size_of
 from remanence.data.downloads import BY_HAND, COMES_WITH, DOWNLOADS, USER_DATA, Download
-from remanence.data.files import size_of
 from remanence.data.http_download import Report, download
 
 UNPACKED = 16 << 30  # bytes an archive may unpack to

@@ -82,18 +82,6 @@ def damaged_file(
     )
 
 
-def size_of(count: int) -> str:
-    """Return a number of bytes as text.
-
-    >>> size_of(2**31), size_of(12)
-    ('2.0 GiB', '12 bytes')
-    """
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} bytes"
-
-
 def _listed(names: Sequence[str]) -> str:
     return (
         ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:6])} and {len(names) - 6} more"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from remanence.core.errors import InputError, RunFailed
-from remanence.data.files import size_of
+from remanence.core.memory import size_of
 
 CHUNK = 1 << 20
 LIMIT = 4 << 30  # bytes of one file; the largest published one has 1.2 GiB

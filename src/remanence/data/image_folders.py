@@ -6,21 +6,23 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.memory import check_memory
 from remanence.data.dataset import (
     ArrayDataset,
     DatasetSplit,
     check_fraction,
+    dataset_bytes,
     hold_out_test,
     validate,
 )
-from remanence.data.files import damaged_file, find_files, resolve, size_of
+from remanence.data.files import damaged_file, find_files, resolve
 
 FORMATS = {
     "PNG": (".png",),
@@ -32,7 +34,8 @@ FORMATS = {
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 # Pillow's default limit (a quarter of a GiB in color); applied even if a program has changed it
 MAX_PIXELS = 89_478_485
-MAX_BYTES = 32 << 30
+# of a pixel while an image is decoded: as Pillow reads it, in color and resized, and as an array
+_PIXEL_BYTES = 16
 TEST_FOLDERS = ("test", "val", "valid", "validation")
 
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
@@ -77,12 +80,12 @@ def folder(
     empty = [train_top / name for label, name in enumerate(classes) if label not in present[0]]
     empty += [part for part, labels in zip(tops, present, strict=True) if not labels]
     if empty:
-        suffixes = ", ".join(sorted(SUFFIXES))
         raise InputError(
             f"dataset 'folder' found no images in {empty[0]}: give each class a folder with"
-            f" {suffixes} files"
+            f" {', '.join(sorted(SUFFIXES))} files"
         )
-    x = decode_images([image for images in found for image, _ in images], size, channels)
+    paths = [image for images in found for image, _ in images]
+    x = decode_images(paths, size, channels, copies=3 - len(tops))
     y = np.array([label for images in found for _, label in images], dtype=np.int64)
     cut = len(found[0])
     parts = (
@@ -131,7 +134,7 @@ def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> ArrayDatas
             y += [label] * len(found)
             groups += [group] * len(found)
     split = DatasetSplit(
-        decode_images(images, size, 3),
+        decode_images(images, size, 3, copies=2),
         np.array(y, dtype=np.int64),
         np.array(groups, dtype=np.int64),
     )
@@ -195,22 +198,35 @@ def _inside(path: Path, top: Path) -> Path:
     return path
 
 
-def decode_images(paths: Sequence[Path], size: int, channels: int) -> np.ndarray:
-    """Decode image files. -> uint8 [n, channels, h, w]"""
+def decode_images(
+    paths: Sequence[Path], size: int, channels: int, copies: int = 1, held: int = 0
+) -> np.ndarray:
+    """Decode image files. -> uint8 [n, channels, h, w]
+
+    Args:
+        paths: The files.
+        size: resize images to `size` x `size`; 0: keep their size.
+        channels: 3 for color or 1 for gray.
+        copies: how often all these images will be in memory.
+        held: bytes of the images that are in memory already.
+    """
     pillow = _pillow()
     x = np.empty((0, channels, size, size), dtype=np.uint8)
+
+    def check(path: Path, width: int, height: int) -> None:
+        """Check the memory for all images if they are as large as this one, and for decoding it."""
+        one = channels * (size * size if size else width * height)
+        parts = dataset_bytes(len(paths), held + copies * one * len(paths))
+        decoding = path.stat().st_size + _PIXEL_BYTES * (width * height + size * size)
+        thing = f"{len(paths)} images such as {path}"
+        check_memory(thing, {**parts, "decoding one": decoding}, "give a smaller size")
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", pillow.DecompressionBombWarning)
         for number, path in enumerate(paths):
-            pixels = _decode_one(pillow, path, size, channels)
+            pixels = _decode_one(pillow, path, size, channels, check)
             if not number:
-                shape = (len(paths), channels, *pixels.shape[1:])
-                if np.prod(shape, dtype=np.float64) > MAX_BYTES:
-                    raise InputError(
-                        f"{len(paths)} images of {pixels.shape[1:]} need more than"
-                        f" {size_of(MAX_BYTES)}: give a smaller size"
-                    )
-                x = np.empty(shape, dtype=np.uint8)
+                x = np.empty((len(paths), channels, *pixels.shape[1:]), dtype=np.uint8)
             if pixels.shape != x.shape[1:]:
                 sizes = (
                     f"{pixels.shape[2]}x{pixels.shape[1]} pixels while {paths[0]} has"
@@ -223,9 +239,16 @@ def decode_images(paths: Sequence[Path], size: int, channels: int) -> np.ndarray
     return x
 
 
-def _decode_one(pillow: ModuleType, path: Path, size: int, channels: int) -> np.ndarray:
+def _decode_one(
+    pillow: ModuleType,
+    path: Path,
+    size: int,
+    channels: int,
+    check: Callable[[Path, int, int], None],
+) -> np.ndarray:
     if not path.is_file():  # reading a pipe or a device could block forever
         raise damaged_file(path, "an image file", "something else", "replace or remove it")
+    check(path, 0, 0)  # Pillow reads some formats whole when it opens a file
     try:
         with pillow.open(path, formats=tuple(FORMATS)) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -238,6 +261,7 @@ def _decode_one(pillow: ModuleType, path: Path, size: int, channels: int) -> np.
                     f"{path} has more than 8 bits a channel (Pillow's mode {image.mode}):"
                     " convert it to 8 bits"
                 )
+            check(path, image.width, image.height)
             picture = image.convert("RGB" if channels == 3 else "L")
             if size and picture.size != (size, size):
                 picture = picture.resize((size, size), pillow.Resampling.BILINEAR)

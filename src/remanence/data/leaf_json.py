@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
-from remanence.data.fast_json import read_decimals
-from remanence.data.files import damaged_file, find_files, size_of
+from remanence.core.memory import check_memory
+from remanence.data.dataset import LABEL_BYTES, ArrayDataset, DatasetSplit, validate
+from remanence.data.fast_json import read_decimals, value_bytes
+from remanence.data.files import damaged_file, find_files
 from remanence.data.mnist_idx import CHARACTERS, DIGITS
 
-LIMIT = 4 << 30  # bytes of JSON in one file
 SIDE = 28
+_USER_BYTES = 1000  # of a user besides the examples: names, arrays and their places
+_SMALLER = "let LEAF write several smaller files"
 _decode = json.JSONDecoder().raw_decode
 _space = re.compile(r"[ \t\r\n]*")
 
@@ -58,7 +61,9 @@ def _read(
     note: str,
 ) -> ArrayDataset:
     folder = find_files(name, root, [(choice, ("train", "test")) for choice in folders], get)
-    parts = [_read_users(folder / part, len(classes)) for part in ("train", "test")]
+    parts: list[_Users] = []
+    for half in ("train", "test"):
+        parts.append(_read_users(folder / half, len(classes), sum(map(_users_bytes, parts))))
     users = sorted(parts[0].keys() | parts[1].keys())
     numbers = {user: number for number, user in enumerate(users)}
     splits = []
@@ -75,11 +80,18 @@ def _read(
 _Users = dict[str, tuple[np.ndarray, np.ndarray]]  # uint8 [n, 1, 28, 28], int64 [n]
 
 
-def _read_users(folder: Path, classes: int) -> _Users:
+def _users_bytes(users: _Users) -> int:
+    """What users take until they are joined, which copies the images."""
+    return sum(
+        2 * images.nbytes + LABEL_BYTES * len(y) + _USER_BYTES for images, y in users.values()
+    )
+
+
+def _read_users(folder: Path, classes: int, held: int) -> _Users:
     paths = sorted(folder.glob("*.json"))
     users: _Users = {}
     for path in paths:
-        for user, content in _read_file(path, classes).items():
+        for user, content in _read_file(path, classes, held + _users_bytes(users)).items():
             if user in users:
                 raise InputError(
                     f"{path} holds the user {user!r}, and so does another file of {folder}:"
@@ -93,21 +105,24 @@ def _read_users(folder: Path, classes: int) -> _Users:
     return users
 
 
-def _read_file(path: Path, classes: int) -> _Users:
-    if path.stat().st_size > LIMIT:
-        raise damaged_file(
-            path,
-            f"at most {size_of(LIMIT)}",
-            size_of(path.stat().st_size),
-            "let LEAF write several smaller files",
-        )
+def _read_file(path: Path, classes: int, held: int = 0) -> _Users:
+    """Read the users of a file; `held` is what those of other files take."""
+    text = _read_text(path, held)
     users: _Users = {}
     outline: dict[str, object] = {}
+    # bytes of the text, of a name that is as long, and of what has been read from it
+    known = held + 2 * sys.getsizeof(text)
+
+    def check(at: int) -> None:
+        parts = {"the file and its images": known, "one value": value_bytes(text, at)}
+        check_memory(path, parts, _SMALLER)
 
     def read_user(user: str, text: str, at: int) -> int:
+        nonlocal known
         content: dict[str, Any] = {}
 
         def read_part(part: str, text: str, at: int) -> int:
+            check(at)
             quick = read_decimals(text, at, SIDE * SIDE) if part == "x" else None
             content[part], end = quick or _decode(text, at)
             return end
@@ -115,16 +130,17 @@ def _read_file(path: Path, classes: int) -> _Users:
         end = _walk(text, at, read_part)
         # user by user: a whole file as Python numbers takes ten times the memory
         users[user] = _arrays(path, user, content, classes)
+        known += _users_bytes({user: users[user]})
         return end
 
     def read_entry(entry: str, text: str, at: int) -> int:
         if entry == "user_data":
             return _walk(text, at, read_user)
+        check(at)
         outline[entry], end = _decode(text, at)
         return end
 
     try:
-        text = path.read_text(encoding="utf-8")
         end = _skip(text, _walk(text, _skip(text, 0), read_entry))
         if end != len(text):
             raise ValueError(f"text after the end at character {end}")
@@ -151,6 +167,19 @@ def _read_file(path: Path, classes: int) -> _Users:
     return {user: content for user, content in users.items() if len(content[1])}
 
 
+def _read_text(path: Path, held: int) -> str:
+    """Read a file as text; characters outside ASCII make all characters four times as large."""
+    size = path.stat().st_size
+    check_memory(path, {"the images of other files": held, "the file": 2 * size}, _SMALLER)
+    raw = path.read_bytes()
+    if not raw.isascii():
+        check_memory(path, {"the images of other files": held, "its text": 6 * size}, _SMALLER)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise damaged_file(path, "a complete JSON file", f"a broken one ({error})") from None
+
+
 def _skip(text: str, at: int) -> int:
     match = _space.match(text, at)
     return match.end() if match else at
@@ -166,10 +195,12 @@ def _walk(text: str, at: int, read_value: Callable[[str, str, int], int]) -> int
     if text[at] == "}":
         return at + 1
     while True:
+        if text[at] != '"':  # parsing another value could take any memory
+            raise ValueError(f"no name at character {at}")
         name, at = _decode(text, at)
         at = _skip(text, at)
-        if not isinstance(name, str) or text[at] != ":":
-            raise ValueError(f"no name and colon at character {at}")
+        if text[at] != ":":
+            raise ValueError(f"no colon at character {at}")
         at = _skip(text, read_value(name, text, _skip(text, at + 1)))
         if text[at] == "}":
             return at + 1

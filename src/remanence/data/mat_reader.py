@@ -2,7 +2,8 @@
 
 A file is a header of 128 bytes followed by elements: a kind, a number of bytes, and the bytes
 padded to a multiple of eight. An element may be compressed with zlib. An array is an element of
-elements: flags, dimensions, name and values. Decompression stops at the given limit.
+elements: flags, dimensions, name and values. An element is decompressed only after the memory for
+the size that it declares has been checked, and no further.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ HEADER = 128
 INT8, UINT8, INT32, UINT32, MATRIX, PACKED = 1, 2, 5, 6, 14, 15  # element kinds
 UINT8_CLASS = 9
 MAX_ELEMENTS = 100  # at the top level of a file: SVHN has two
-OVERHEAD = 4096  # bytes of an array besides its values
+TAG = 8  # bytes of an element's kind and size
 
 
 class UnsupportedFile(Exception):
@@ -31,21 +32,31 @@ class Element(NamedTuple):
     content: memoryview
 
 
-def read_arrays(raw: bytes, names: tuple[str, ...], limit: int) -> dict[str, np.ndarray]:
-    """Return the uint8 arrays with these names, of at most `limit` bytes each; other elements are
-    skipped.
+def read_arrays(
+    raw: bytes, names: tuple[str, ...], check: Callable[[int], None]
+) -> dict[str, np.ndarray]:
+    """Return the uint8 arrays with these names; other elements are skipped.
+
+    Args:
+        raw: The file.
+        names: Of the arrays.
+        check: Is called before an element is decompressed, with the bytes of all elements so far;
+            raises if they are too many.
     """
     if len(raw) < HEADER or raw[124:128] not in (b"\x00\x01IM", b"\x01\x00MI"):
         raise UnsupportedFile("no header of MATLAB's format 5")
     order = "<" if raw[126:128] == b"IM" else ">"
     found: dict[str, np.ndarray] = {}
+    unpacked = 0
     for count, element in enumerate(_walk(memoryview(raw)[HEADER:], order)):
         if count >= MAX_ELEMENTS:
             raise UnsupportedFile(f"more than {MAX_ELEMENTS} elements")
         if element.kind == PACKED:
-            element = _unpack(element.content, order, limit)
+            unpacked += _declared_size(element.content, order)
+            check(unpacked)
+            element = _unpack(element.content, order)
         if element.kind == MATRIX:
-            name, array = _read_array(element.content, order, names, limit)
+            name, array = _read_array(element.content, order, names)
             if name in found:
                 raise UnsupportedFile(f"the array {name!r:.40} twice")
             if array is not None:
@@ -76,16 +87,23 @@ def _walk(content: memoryview, order: str) -> Iterator[Element]:
         offset += 8 + (size if kind == PACKED else -(-size // 8) * 8)
 
 
-def _unpack(packed: memoryview, order: str, limit: int) -> Element:
-    """Decompress an element, which must contain one array of at most `limit` bytes."""
+def _declared_size(packed: memoryview, order: str) -> int:
+    """The bytes that an element unpacks to, by its tag."""
+    tag = _decompress(zlib.decompressobj(), packed[:4096], TAG)
+    if len(tag) < TAG:
+        raise UnsupportedFile("a packed element that is cut short")
+    _, size = struct.unpack(f"{order}2I", tag)
+    return TAG + int(size)
+
+
+def _unpack(packed: memoryview, order: str) -> Element:
+    """Decompress an element, which must contain one array."""
     unpacker = zlib.decompressobj()
-    try:
-        content = unpacker.decompress(packed, limit + OVERHEAD)
-    except zlib.error as error:
-        raise UnsupportedFile(f"a broken packed element ({error})") from None
-    if unpacker.unconsumed_tail or not unpacker.eof:
+    size = _declared_size(packed, order)
+    content = _decompress(unpacker, packed, size + 1)
+    if len(content) != size or not unpacker.eof:
         raise UnsupportedFile(
-            "a packed element that is cut short or unpacks to more than the limit"
+            "a packed element that is cut short or unpacks to more than it declares"
         )
     inside = list(_walk(memoryview(content), order))
     if len(inside) != 1 or inside[0].kind != MATRIX:
@@ -93,8 +111,15 @@ def _unpack(packed: memoryview, order: str, limit: int) -> Element:
     return inside[0]
 
 
+def _decompress(unpacker: zlib._Decompress, packed: memoryview, limit: int) -> bytes:
+    try:
+        return unpacker.decompress(packed, limit)
+    except zlib.error as error:
+        raise UnsupportedFile(f"a broken packed element ({error})") from None
+
+
 def _read_array(
-    content: memoryview, order: str, names: tuple[str, ...], limit: int
+    content: memoryview, order: str, names: tuple[str, ...]
 ) -> tuple[str, np.ndarray | None]:
     """Return the name of an array, and its values if the name is one of `names`."""
     parts = _walk(content, order)
@@ -113,7 +138,7 @@ def _read_array(
     if flags & 0xFF != UINT8_CLASS or flags & 0x0800:  # another class, or complex numbers
         raise UnsupportedFile(f"{name} of another type than bytes")
     size = math.prod(shape)
-    if not 2 <= len(shape) <= 8 or min(shape) < 0 or size > limit:
+    if not 2 <= len(shape) <= 8 or min(shape) < 0:
         raise UnsupportedFile(f"{name} of shape {shape}")
     values = next(parts, None)
     if values is None or values.kind != UINT8 or len(values.content) != size:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import math
 import string
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from remanence.core.errors import unknown
-from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
-from remanence.data.files import damaged_file, find_files, size_of
+from remanence.core.memory import check_memory
+from remanence.data.dataset import ArrayDataset, DatasetSplit, dataset_bytes, validate
+from remanence.data.files import damaged_file, find_files
+from remanence.data.npz_reader import DEFLATE_AT_BEST
 
-LIMIT = 2 << 30  # the largest published file, EMNIST by class, unpacks to 0.5 GiB
 _CHUNK = 1 << 20
 
 DIGITS = tuple(string.digits)
@@ -129,10 +131,17 @@ def _read_pair(
         for what, rank in (("images", 3), ("labels", 1))
     ]
     folder = find_files(dataset, root, [(name, names) for name in folders], get)
+    shapes = [
+        read_shape(_packed_or_not(folder / name), rank)
+        for name, rank in zip(names, (3, 1, 3, 1), strict=True)
+    ]
+    # EMNIST's images are transposed into a copy
+    images = sum(math.prod(shape) for shape in shapes[::2])
+    check_memory(folder, dataset_bytes(sum(shape[0] for shape in shapes[1::2]), 2 * images))
     splits = []
-    for images, labels in (names[:2], names[2:]):
+    for images_name, labels in (names[:2], names[2:]):
         x, y = (
-            read_idx(_packed_or_not(folder / images), 3),
+            read_idx(_packed_or_not(folder / images_name), 3),
             read_idx(_packed_or_not(folder / labels), 1),
         )
         if len(x) != len(y):
@@ -154,18 +163,29 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     """Read a uint8 array with `rank` axes from an IDX file; .gz files are decompressed up to the
     size in the header.
     """
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as packed:
-                return _read_open(path, packed, rank)
-        with path.open("rb") as file:
-            return _read_open(path, file, rank)
-    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise damaged_file(path, "a complete gzip file", f"a broken one ({error})") from None
+    shape = read_shape(path, rank)
+    declared = math.prod(shape)
+    check_memory(path, {"the array": declared})
+    with _opened(path) as file:
+        file.read(4 + 4 * rank)
+        # grows with the data: a wrong header cannot make us allocate memory
+        content = bytearray()
+        while len(content) < declared:
+            chunk = file.read(min(_CHUNK, declared - len(content)))
+            if not chunk:
+                raise damaged_file(
+                    path, f"{declared} bytes of data after the header", f"{len(content)}"
+                )
+            content += chunk
+        if file.read(1):
+            raise damaged_file(path, f"{declared} bytes of data after the header", "more")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
-def _read_open(path: Path, file: gzip.GzipFile | io.BufferedReader, rank: int) -> np.ndarray:
-    header = file.read(4 + 4 * rank)
+def read_shape(path: Path, rank: int) -> tuple[int, ...]:
+    """Read the shape from the header of an IDX file. The file must be large enough to hold it."""
+    with _opened(path) as file:
+        header = file.read(4 + 4 * rank)
     magic = bytes((0, 0, 8, rank))  # two zeros, the code of unsigned bytes, the number of axes
     if header[:4] != magic:
         raise damaged_file(
@@ -176,22 +196,17 @@ def _read_open(path: Path, file: gzip.GzipFile | io.BufferedReader, rank: int) -
     if len(header) < 4 + 4 * rank:
         raise damaged_file(path, f"a header of {4 + 4 * rank} bytes", f"{len(header)} bytes")
     shape = struct.unpack(f">{rank}I", header[4:])
-    declared = math.prod(shape)
-    if declared > LIMIT:
-        raise damaged_file(
-            path,
-            f"at most {size_of(LIMIT)} of data",
-            f"a header that declares {size_of(declared)} {shape}",
-        )
-    # grows with the data: a wrong header cannot make us allocate memory
-    content = bytearray()
-    while len(content) < declared:
-        chunk = file.read(min(_CHUNK, declared - len(content)))
-        if not chunk:
-            raise damaged_file(
-                path, f"{declared} bytes of data after the header", f"{len(content)}"
-            )
-        content += chunk
-    if file.read(1):
-        raise damaged_file(path, f"{declared} bytes of data after the header", "more")
-    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+    declared, size = math.prod(shape), path.stat().st_size
+    possible = size * DEFLATE_AT_BEST if path.suffix == ".gz" else size
+    if declared > possible or not declared:
+        raise damaged_file(path, f"{declared} bytes of data after the header", f"a file of {size}")
+    return shape
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[gzip.GzipFile | io.BufferedReader]:
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
+    except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise damaged_file(path, "a complete gzip file", f"a broken one ({error})") from None

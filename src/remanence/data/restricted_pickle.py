@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.files import damaged_file, size_of
+from remanence.core.memory import check_memory, size_of
+from remanence.data.files import damaged_file
 
 _VALUES = {"NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"}
 _TEXTS = {
@@ -36,7 +37,8 @@ _TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _FRAME = {"PROTO", "FRAME", "STOP", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"}
 _ARRAYS = {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}
 ALLOWED = _VALUES | _TEXTS | _CONTAINERS | _TUPLES | _FRAME | _ARRAYS
-_MAX_INSTRUCTIONS = 5_000_000
+_MAX_INSTRUCTIONS = 1_000_000  # the training file of CIFAR-100 has 500,000
+_INSTRUCTION_BYTES = 200  # the most that the value of an instruction takes, with its entry in memos
 _MAX_TUPLES = 100  # a batch of CIFAR has about ten
 
 
@@ -162,6 +164,13 @@ def _scan(raw: bytes) -> None:
         before = name
 
 
+def pickle_bytes(size: int) -> int:
+    """The most memory that reading a pickle of this size takes: the file, a copy of every value by
+    the check and one by the unpickler, and the objects that instructions make.
+    """
+    return 3 * size + _INSTRUCTION_BYTES * min(size, _MAX_INSTRUCTIONS)
+
+
 def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
     """Return the dictionary in a file of at most `limit` bytes: names to bytes, str, int, list,
     dict or uint8 array.
@@ -169,6 +178,7 @@ def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
     found = path.stat().st_size
     if found > limit:
         raise damaged_file(path, f"at most {size_of(limit)}", size_of(found))
+    check_memory(path, {"its content": pickle_bytes(found)})
     raw = path.read_bytes()
     try:
         _scan(raw)

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.data.files import size_of
+from remanence.core.memory import check_memory, size_of
 
 LIMIT = 8 << 20  # bytes of a file: a hundred thousand clients over ten time steps
 LONG_FORM = ("time_step", "client", "cluster")
+_CELL_BYTES = 60  # of a character while the table is parsed: a cell has two and becomes objects
 _LineError = Callable[[int, str, str], InputError]
 
 
@@ -121,6 +122,8 @@ def _read_lines(path: Path) -> list[tuple[int, str]]:
             raise InputError(
                 f"the drift table {path} was not found: correct path in table(path='...')"
             )
+        read = min(path.stat().st_size, LIMIT)
+        check_memory(f"the drift table {path}", {"its cells": _CELL_BYTES * read})
         with path.open("rb") as file:
             raw = file.read(LIMIT + 1)
         text = raw.decode("utf-8-sig")

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
-from remanence.data.files import damaged_file, find_files, size_of
+from remanence.core.memory import check_memory
+from remanence.data.dataset import ArrayDataset, DatasetSplit, dataset_bytes, validate
+from remanence.data.files import damaged_file, find_files
 from remanence.data.mat_reader import UnsupportedFile, read_arrays
 
-# bytes of a file, and of the images in it; the largest published one, `extra`, unpacks to 1.5 GiB
-LIMIT = 2 << 30
 SIDE = 32
 DIGITS = tuple("0123456789")
 
@@ -30,21 +29,36 @@ def svhn(root: Path | None, *, extra: bool = False) -> ArrayDataset:
         " svhn)"
     )
     folder = find_files("svhn", root, [("svhn", names), ("SVHN", names)], get)
-    train, test = (read_mat(folder / name) for name in names[:2])
+    train = read_mat(folder / names[0])
+    test = read_mat(folder / names[1], train.x.nbytes)
     if extra:
-        more = read_mat(folder / names[2])
+        # joined, the training images are in memory twice
+        more = read_mat(folder / names[2], 2 * train.x.nbytes + test.x.nbytes, copies=2)
         train = DatasetSplit(np.concatenate([train.x, more.x]), np.concatenate([train.y, more.y]))
     note = "Digits of house numbers, color pictures of 32x32 pixels (Netzer et al. 2011)."
     return validate(ArrayDataset("svhn", "image", DIGITS, train, test, note=note))
 
 
-def read_mat(path: Path) -> DatasetSplit:
-    """Read X [32, 32, 3, n] and y [n, 1] from a .mat file."""
+def read_mat(path: Path, held: int = 0, copies: int = 1) -> DatasetSplit:
+    """Read X [32, 32, 3, n] and y [n, 1] from a .mat file.
+
+    Args:
+        path: The file.
+        held: bytes of the images of other files.
+        copies: how often the images of this file will be in memory.
+    """
     expected = "the arrays X [32, 32, 3, n] and y [n, 1] of bytes in MATLAB's format 5"
-    if path.stat().st_size > LIMIT:
-        raise damaged_file(path, f"at most {size_of(LIMIT)}", size_of(path.stat().st_size))
+    size = path.stat().st_size
+
+    def check(unpacked: int) -> None:
+        # the images are transposed into a copy
+        images = max(size, unpacked)
+        examples = dataset_bytes(images // (3 * SIDE * SIDE), held + copies * images)
+        check_memory(path, {"the file": size, "the arrays": unpacked, **examples})
+
+    check(0)
     try:
-        arrays = read_arrays(path.read_bytes(), ("X", "y"), LIMIT)
+        arrays = read_arrays(path.read_bytes(), ("X", "y"), check)
     except UnsupportedFile as found:
         raise damaged_file(path, expected, str(found)) from None
     if arrays.keys() != {"X", "y"}:

@@ -11,8 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.memory import check_memory
 from remanence.core.rng import Key
-from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
+from remanence.data.dataset import (
+    CLASS_BYTES,
+    ArrayDataset,
+    DatasetSplit,
+    dataset_bytes,
+    validate,
+)
 
 _CHUNK_VALUES = 1 << 22
 
@@ -49,16 +56,18 @@ def synthetic(
             f"dataset 'synthetic' cannot have {features} features or a spread of {spread}:"
             " give one feature or more and a spread from 0 up"
         )
+    dtype = np.dtype(np.uint8 if shape else np.float32)
+    width = math.prod(sides)
+    some = min(samples, max(1, _CHUNK_VALUES // width))  # examples that are drawn at a time
+    drawing = width * (4 * classes + 12 * some)
+    _check_bytes("synthetic", samples, width * dtype.itemsize, classes, drawing)
     key = Key(seed).fold_in("synthetic")
     prototypes = (
-        key.fold_in("prototypes")
-        .generator()
-        .standard_normal((classes, math.prod(sides)), dtype=np.float32)
+        key.fold_in("prototypes").generator().standard_normal((classes, width), dtype=np.float32)
     )
-    dtype = np.dtype(np.uint8 if shape else np.float32)
     splits = []
     for part, size in zip(("train", "test"), sizes, strict=True):
-        x = _empty("synthetic", (size, math.prod(sides)), dtype)
+        x = np.empty((size, width), dtype=dtype)
         y = key.fold_in(part, "labels").permutation(size) % classes
         _fill(x, y, prototypes, spread, key.fold_in(part, "noise"))
         splits.append(DatasetSplit(x.reshape(size, *sides), y))
@@ -121,6 +130,9 @@ def tokens(
             f"dataset 'tokens' cannot have length {length} and a vocabulary of"
             f" {vocabulary}: give length >= 1 and 2 to 10^6 tokens"
         )
+    # and the examples of one class at a time, as floats and as tokens
+    class_bytes = 32 * classes * vocabulary + 24 * -(-samples // classes) * length
+    _check_bytes("tokens", samples, 8 * length, classes, class_bytes)
     key = Key(seed).fold_in("tokens")
     frequencies = np.exp(
         key.fold_in("frequencies").generator().standard_normal((classes, vocabulary))
@@ -128,7 +140,7 @@ def tokens(
     steps = np.cumsum(frequencies, axis=1)
     splits = []
     for part, size in zip(("train", "test"), sizes, strict=True):
-        x = _empty("tokens", (size, length), np.dtype(np.int64))
+        x = np.empty((size, length), dtype=np.int64)
         y = key.fold_in(part, "labels").permutation(size) % classes
         for label in range(classes):
             members = np.flatnonzero(y == label)
@@ -162,6 +174,15 @@ def _split_sizes(name: str, samples: int, classes: int, test: float) -> tuple[in
     return samples - held, held
 
 
+def _check_bytes(name: str, samples: int, example: int, classes: int, drawing: int) -> None:
+    parts = {
+        **dataset_bytes(samples, samples * example),
+        "what the classes are drawn from": drawing,
+        "the class names": classes * CLASS_BYTES,
+    }
+    check_memory(f"dataset {name!r}", parts, "give fewer samples, classes or columns")
+
+
 def _parse_shape(shape: str) -> tuple[int, ...]:
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", shape)
     if not match:
@@ -170,16 +191,6 @@ def _parse_shape(shape: str) -> tuple[int, ...]:
             " height x width, such as '3x32x32'"
         )
     return tuple(int(side) for side in match.groups())
-
-
-def _empty(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    try:
-        return np.empty(shape, dtype=dtype)
-    except (MemoryError, ValueError):  # numpy raises either for a shape beyond any memory
-        raise InputError(
-            f"dataset {name!r} of shape {shape} does not fit in memory: give fewer samples or"
-            " smaller examples"
-        ) from None
 
 
 def _names(classes: int) -> tuple[str, ...]:

@@ -9,7 +9,14 @@ import numpy as np
 import torch
 
 from remanence.core.errors import InputError
-from remanence.data.dataset import ArrayDataset, DatasetSplit, hold_out_test, validate
+from remanence.core.memory import check_memory
+from remanence.data.dataset import (
+    ArrayDataset,
+    DatasetSplit,
+    dataset_bytes,
+    hold_out_test,
+    validate,
+)
 from remanence.data.user_data import as_examples, channels_first, class_names, guess_kind
 
 _PROBES = 8  # items that are compared with the arrays a dataset keeps
@@ -97,6 +104,8 @@ def _collect_items(dataset: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
     """Read all items of a dataset one after the other."""
     size = _length(dataset, what)
     first, label = _get_item(dataset, 0, what)
+    # a copy is made where a test set is held out
+    check_memory(f"dataset {what!r}", dataset_bytes(size, 2 * size * first.nbytes))
     x, y = np.empty((size, *first.shape), dtype=first.dtype), np.empty(size, dtype=np.int64)
     x[0], y[0] = first, label
     for row in range(1, size):

@@ -11,15 +11,17 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.data.dataset import (
+    CLASS_BYTES,
     INPUT_KINDS,
     ArrayDataset,
     DatasetSplit,
     check_fraction,
+    dataset_bytes,
     hold_out_test,
     validate,
 )
 from remanence.data.files import damaged_file, resolve
-from remanence.data.npz_reader import read_npz
+from remanence.data.npz_reader import ArrayHeader, Headers, read_npz
 
 CHANNELS = (1, 3, 4)
 MAX_CLASSES = 100_000
@@ -45,7 +47,7 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
         )
     check_fraction(test)
     file = resolve("npz", root, path)
-    arrays = read_npz(file)
+    arrays = read_npz(file, lambda headers: _later_bytes(file, headers, kind))
     _check_names(file, arrays)
     kind = kind or guess_kind(arrays["x"])
     names = _group_names(arrays)
@@ -67,6 +69,43 @@ def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "")
             f"Arrays of {file.name}.",
         )
     )
+
+
+def _later_bytes(file: Path, headers: Headers, kind: str) -> dict[str, int]:
+    """The bytes that arrays of these shapes and types take when they become a dataset."""
+    names = headers.get("class_names")
+    if names is not None and names.size > MAX_CLASSES:
+        raise damaged_file(
+            file, f"at most {MAX_CLASSES} class names", f"{names.size}", "correct class_names"
+        )
+    inputs = [headers[name] for name in ("x", "x_test") if name in headers]
+    labels = [headers[name] for name in ("y", "y_test") if name in headers]
+    groups = [headers[name] for name in ("groups", "groups_test") if name in headers]
+    # texts of different lengths are all made as long as the longest, sorted and compared; numbers
+    # beside texts become texts
+    widest = max((max(group.dtype.itemsize, CLASS_BYTES) for group in groups), default=0)
+    examples = sum(y.size for y in labels)
+    return {
+        **dataset_bytes(examples, _input_bytes(inputs, kind, "x_test" not in headers)),
+        "the groups": sum(group.size for group in groups) * (5 * widest + 32 + CLASS_BYTES),
+        "the class names": 0
+        if names is None
+        else names.size * (CLASS_BYTES + names.dtype.itemsize),
+    }
+
+
+def _input_bytes(inputs: Sequence[ArrayHeader], kind: str, hold_out: bool) -> int:
+    """The bytes that inputs take besides the arrays of the file."""
+    converted = copied = 0
+    for x in inputs:
+        which = kind or _guess_kind(len(x.shape), x.dtype)
+        wanted = np.dtype({"table": "f4", "tokens": "i8"}.get(which, "u1"))
+        moved = which == "image" and len(x.shape) == 4 and _has_channels_last(x.shape)
+        if x.dtype != wanted or moved:
+            converted += x.size * wanted.itemsize
+        scaled = x.size * 2 * x.dtype.itemsize if which == "image" and x.dtype.kind == "f" else 0
+        copied += max(scaled, x.size * wanted.itemsize if hold_out else 0)
+    return converted + copied
 
 
 def _check_names(file: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -125,9 +164,13 @@ def _as_labels(y: np.ndarray, what: str) -> np.ndarray:
 
 def guess_kind(x: np.ndarray) -> str:
     """Return "image", "table" or "tokens" by the shape and the type of the inputs."""
-    if x.ndim != 2:
+    return _guess_kind(x.ndim, x.dtype)
+
+
+def _guess_kind(axes: int, dtype: np.dtype) -> str:
+    if axes != 2:
         return "image"
-    return "tokens" if x.dtype.kind in "iu" and x.dtype.itemsize > 1 else "table"
+    return "tokens" if dtype.kind in "iu" and dtype.itemsize > 1 else "table"
 
 
 def as_examples(x: np.ndarray, kind: str, what: str) -> np.ndarray:
@@ -168,9 +211,11 @@ def as_examples(x: np.ndarray, kind: str, what: str) -> np.ndarray:
 
 def channels_first(x: np.ndarray, prefer_last: bool = False) -> np.ndarray:
     """Return images as [..., c, h, w]; `prefer_last` decides if both orders are possible."""
-    if x.shape[-1] in CHANNELS and (prefer_last or x.shape[-3] not in CHANNELS):
-        return np.moveaxis(x, -1, -3)
-    return x
+    return np.moveaxis(x, -1, -3) if _has_channels_last(x.shape, prefer_last) else x
+
+
+def _has_channels_last(shape: tuple[int, ...], prefer_last: bool = False) -> bool:
+    return shape[-1] in CHANNELS and (prefer_last or shape[-3] not in CHANNELS)
 
 
 def class_names(

@@ -32,6 +32,11 @@ def is_out_of_memory(error: Exception) -> bool:
     ) or "can't allocate memory" in str(error)
 
 
+def gpu_memory(device: torch.device) -> int:
+    """The bytes of a GPU's memory; 0 on a CPU."""
+    return int(torch.cuda.mem_get_info(device)[1]) if device.type == "cuda" else 0
+
+
 def gpu_memory_text(device: torch.device) -> str:
     """How much of a GPU's memory is free, and how much this run uses; empty on a CPU."""
     if device.type != "cuda":

@@ -12,6 +12,8 @@ built can be run.
     privacy_checks do privacy mechanisms cover what the method sends?
     task_checks    can this model be trained on these data, with these settings?
     hints          settings that are valid and do less than they seem to
+    run_sizes      the sizes of a run, by its settings and by its task
+    resources      what a run of these sizes needs: memory, disk, processes, threads, steps
     metadata       what a run folder stores about versions, data and defaults
 
 May import everything below: engines, training, methods and their parts, data, models, core.

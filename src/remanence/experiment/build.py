@@ -22,7 +22,7 @@ from remanence.config import Experiment, optimizer_call
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod, parse_method
 from remanence.core.compose_checks import check
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, first_line
 from remanence.core.model import Model
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Optimizer, Part, Phase
@@ -31,6 +31,7 @@ from remanence.data.batches import Examples, to_device
 from remanence.data.dataset import ArrayDataset
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.data.population import FederatedPopulation
+from remanence.engines.memory import gpu_memory, is_out_of_memory
 from remanence.experiment.data_setup import (
     FederatedData,
     load_data,
@@ -40,6 +41,13 @@ from remanence.experiment.data_setup import (
 from remanence.experiment.metadata import resolve_defaults, run_metadata
 from remanence.experiment.networks import make_model
 from remanence.experiment.privacy_checks import check_client_privacy, check_example_privacy
+from remanence.experiment.resources import (
+    Resources,
+    check_resources,
+    check_threads,
+    estimate_resources,
+)
+from remanence.experiment.run_sizes import sizes_before_building, sizes_of_task
 from remanence.experiment.system import ReplyDeadline, parse_deadline, parse_speed
 from remanence.experiment.task_checks import (
     can_be_late,
@@ -77,6 +85,7 @@ class BuiltExperiment:
     availability: Availability
     step_seconds: np.ndarray  # [K]: simulated seconds of a local step
     deadline: ReplyDeadline
+    resources: Resources  # what the run needs of the machine, at least
 
     @property
     def is_decentralized(self) -> bool:
@@ -124,6 +133,7 @@ def build(
     method: Method | Part | None = None,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
+    own: int | None = None,
 ) -> BuiltExperiment:
     """Build an experiment.
 
@@ -134,12 +144,22 @@ def build(
         method: Takes the place of the method that the settings name.
         module: Takes the place of the network.
         source: Takes the place of the data.
+        own: How many of the clients are on this machine. Default: all.
 
     Raises:
         InputError: The settings are wrong or do not fit together.
     """
-    with _BUILDING:
-        return _build(config, method, module, source)
+    check_threads(config)
+    try:
+        with _BUILDING:
+            return _build(config, method, module, source, own)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise InputError(
+            f"the data and the model of this experiment do not fit into memory"
+            f" ({first_line(error)}): use fewer examples, fewer clients or a smaller model"
+        ) from error
 
 
 def _build(
@@ -147,11 +167,16 @@ def _build(
     method: Method | Part | None,
     module: nn.Module | None,
     dataset: ArrayDataset | None,
+    own: int | None,
 ) -> BuiltExperiment:
     composed = make_method(config, method)
     optimizer, schedule = _make_optimizer(config)
     device, dtype = set_up_torch(config)
     dataset = load_data(config) if dataset is None else dataset
+    model_name = config.model or default_model(dataset.kind, dataset.name, dataset.shape)
+    sizes = sizes_before_building(config, composed, dataset, module or model_name, device, dtype)
+    sizes = sizes if own is None else sizes._replace(own=own)
+    check_resources(estimate_resources(sizes), gpu_memory(device))
     key = Key(config.seed)
     adversary, data = select_attackers(
         config, composed, dataset, partition_data(config, dataset, key), key
@@ -160,7 +185,6 @@ def _build(
     if any(p.centralized for p in composed.parts):
         data = replace(data, population=data.population.merge_clients())
     train, test = _make_examples(config, dataset, data, device, dtype)
-    model_name = config.model or default_model(dataset.kind, dataset.name, dataset.shape)
     two_inputs = train.inputs(torch.arange(2, device=device))
     model = make_model(config, model_name, module, composed.method, dataset, two_inputs, dtype, key)
     info = _make_info(config, dataset, data, model, two_inputs, dtype)
@@ -170,6 +194,8 @@ def _build(
     check_client_privacy(task)
     check_example_privacy(task)
     cohort_size = min(checked_sample_size(config, clients), data.population.num_clients)
+    resources = estimate_resources(sizes_of_task(sizes, task, cohort_size))
+    check_resources(resources, gpu_memory(device))
     if config.clients.sampling == "poisson":
         task = replace(task, info=replace(task.info, expected_cohort=float(cohort_size)))
     config = resolve_defaults(config, model_name, clients, device)
@@ -190,6 +216,7 @@ def _build(
         availability=availability,
         step_seconds=parse_speed(config.clients.speed)(data.population.num_clients, key),
         deadline=parse_deadline(config.round.deadline),
+        resources=resources,
     )
 
 

@@ -18,6 +18,7 @@ from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError
+from remanence.core.memory import limit_memory
 from remanence.core.rng import Key
 from remanence.data import drift_sampling
 from remanence.data.concept_views import ConceptViews, make_views
@@ -30,6 +31,7 @@ from remanence.data.population import (
     PartitionIndices,
 )
 from remanence.data.splits import split_train_valid
+from remanence.experiment.resources import RunSizes, check_resources, estimate_resources
 
 DEFAULT_CLIENTS = 10
 
@@ -39,7 +41,8 @@ def load_data(config: Experiment) -> ArrayDataset:
     values = _data_call(config.data.name).arguments.values()
     versions = tuple(_file_versions(value) for value in values if isinstance(value, str))
     directory = config.data.dir or os.environ.get("REMANENCE_DATA", "")
-    return _load(config.data.name, directory, versions)
+    with limit_memory(config.data.max_bytes):
+        return _load(config.data.name, directory, versions)
 
 
 @functools.lru_cache(maxsize=1)
@@ -100,6 +103,23 @@ class FederatedData:
     test: ConceptViews
     concepts: tuple[str, ...] = ()  # descriptions; none without drift
     notes: tuple[str, ...] = ()  # for users
+
+
+def population_sizes(config: Experiment, dataset: ArrayDataset) -> RunSizes:
+    """The sizes of a run that its data and clients determine."""
+    clients, samples = config.clients.count or DEFAULT_CLIENTS, config.drift.samples
+    if not config.drift.schedule:  # a partition refuses more clients than examples
+        clients = min(clients, len(dataset.train))
+        samples = len(dataset.train) // clients
+    return RunSizes(
+        clients=clients,
+        cohort=clients,
+        rounds=config.total_rounds,
+        time_steps=config.drift.time_steps,
+        classes=len(dataset.classes),
+        samples=max(1, samples),
+        data=dataset.train.x.nbytes + dataset.test.x.nbytes,
+    )
 
 
 def partition_data(config: Experiment, dataset: ArrayDataset, key: Key) -> FederatedData:
@@ -233,6 +253,7 @@ class PartitionTable:
 def tabulate_partition(config: Experiment) -> PartitionTable:
     """Count the examples of each class that each client of an experiment has."""
     source = load_data(config)
+    check_resources(estimate_resources(population_sizes(config, source)))
     partition = partition_data(config, source, Key(config.seed))
     population = partition.population
     drifts = bool(config.drift.schedule)

@@ -123,7 +123,8 @@ def site_config(config: Experiment) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
     for key in COORDINATOR_KEYS:
         tree.pop(key, None)
-    tree["data"].pop("dir")
+    for key in ("dir", "max_bytes"):
+        tree["data"].pop(key)
     return _without_none(tree)
 
 

@@ -147,7 +147,7 @@ def _build_simulated(config: Experiment, clients: Sequence[int]) -> BuiltExperim
             "this site has shares of published data, but the experiment's data are"
             f" {config.data.name!r}: name a published dataset",
         )
-    experiment = build(config)
+    experiment = build(config, own=len(clients))
     population = experiment.task.population
     # without the examples of other sites' clients
     steps = tuple(
@@ -195,7 +195,7 @@ def _build_from_files(
         }
     )
     method = Method(tuple(_client_side(p) for p in parse_method(config.method, PARTS).parts))
-    experiment = build(local, method=method, source=dataset)
+    experiment = build(local, method=method, source=dataset, own=len(site.clients))
     task = experiment.task
     population = _renumber(task.population.at(0), dataset, list(datasets), count)
     task = replace(task, population=population, info=replace(task.info, num_clients=count))

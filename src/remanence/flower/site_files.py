@@ -58,7 +58,8 @@ def load_client(site: SiteFile, config: Experiment, client: int) -> ArrayDataset
     text = site.clients[client]
     if is_import_path(text):
         return _call(site, client, text)
-    data = {"name": text, "dir": str(site.path.parent)}
+    # the coordinator does not decide how much memory a site may use
+    data = {"name": text, "dir": str(site.path.parent), "max_bytes": 0}
     return load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.memory import check_memory
 from remanence.core.rng import Key
 
 # (clients, key) -> [K, K] bool, symmetric, False on the diagonal
@@ -130,6 +131,8 @@ def _read_lines(path: Path) -> list[str]:
                 f"topology edges: {path} is larger than {LARGEST_FILE} bytes: an edge list is"
                 " a short text"
             )
+        # a line has four characters or more and becomes a text
+        check_memory(f"topology edges: {path}", {"its lines": 30 * path.stat().st_size})
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(

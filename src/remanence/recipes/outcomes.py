@@ -15,6 +15,7 @@ from remanence.recipes.loader import load_recipe
 from remanence.recipes.plan import make_plan
 from remanence.recipes.recipe import NEVER, CellNumber
 from remanence.recipes.tables import ResultOutcome
+from remanence.results.readers import read_json
 
 OUTCOME = "outcome.json"
 # entries that `read_outcome` needs
@@ -40,7 +41,9 @@ def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
         The result, and the whole content of `outcome.json`.
     """
     try:
-        metadata: dict[str, Any] = json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
+        metadata: dict[str, Any] = read_json(folder / OUTCOME)
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(
             f"{folder} has no {OUTCOME}: give folders that remanence reproduce has finished"

@@ -25,6 +25,7 @@ from remanence.recipes.tables import (
 from remanence.report.figure_files import require_matplotlib
 from remanence.report.table_columns import readable_seconds
 from remanence.report.tables import escape_markdown as escape
+from remanence.results.readers import read_bytes
 
 OUTCOMES, REMARKS = "outcomes", "remarks.toml"
 # Changes of these settings do not change the experiment itself.
@@ -92,7 +93,7 @@ def _read_results(folders: Sequence[Path]) -> list[StoredResult]:
                 " one of them; for more rows in one table call remanence reproduce with all of"
                 " them and the same --out"
             )
-        data = (folder / FIGURE).read_text() if (folder / FIGURE).exists() else ""
+        data = read_bytes(folder / FIGURE).decode() if (folder / FIGURE).exists() else ""
         found[name], origin[name] = StoredResult(name, outcome, metadata, data), folder
     return list(found.values())
 

@@ -90,8 +90,10 @@ def _check_same_result(
 
 
 def _without_data_dir(experiment: Mapping[str, Any]) -> dict[str, Any]:
-    """An experiment without the folder of its data, which differs between machines."""
-    return {**experiment, "data": {**experiment["data"], "dir": ""}}
+    """An experiment without the folder of its data and the memory for reading them, which differ
+    between machines.
+    """
+    return {**experiment, "data": {**experiment["data"], "dir": "", "max_bytes": 0}}
 
 
 def _describe_setting(plan: ResultPlan, run: PlannedRun) -> str:

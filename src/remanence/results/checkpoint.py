@@ -22,28 +22,38 @@ from typing import Any
 import torch
 
 from remanence.config import Experiment
-from remanence.core.errors import CheckpointError
+from remanence.core.errors import CheckpointError, InputError
 from remanence.core.files import flush_folder, sha256, write_atomically
+from remanence.core.memory import check_memory
 from remanence.core.pytree import Tree
 from remanence.core.safe_path import flush
 from remanence.core.types import ModelState
 from remanence.results.checkpoint_codec import add_tree, as_tree, from_bytes, to_bytes
 from remanence.results.checkpoint_schema import check_schema
+from remanence.results.readers import read_json
 from remanence.training.server_step import Server
 from remanence.training.state import RunState
 
 FORMAT = 1
 KEPT = 2
+HEADER_FACTOR = 100  # JSON takes at most so many times the memory of its text
 MANIFEST, STATE, OWN = "manifest.json", "state.safetensors", "client_states"
 
 
 def fingerprint(config: Experiment) -> str:
     """A hash of the settings that determine the results, without the number of rounds. Timeouts,
-    the interval of checkpoints, the folder of the data and the Ray cluster are left out.
+    the interval of checkpoints, the folder of the data, the memory for reading them and the Ray
+    cluster are left out.
     """
     content = config.model_dump(
         mode="json",
-        exclude={"rounds": True, "timeout": True, "ray": True, "checkpoint": True, "data": {"dir"}},
+        exclude={
+            "rounds": True,
+            "timeout": True,
+            "ray": True,
+            "checkpoint": True,
+            "data": {"dir", "max_bytes"},
+        },
     )
     return sha256(json.dumps(content, sort_keys=True).encode())
 
@@ -115,6 +125,8 @@ class CheckpointStore:
                 if schema is not None:
                     check_schema(state, schema)
                     self._check_file_lengths(state.file_lengths)
+            except InputError:  # too large for the limit of memory, not damaged
+                raise
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as odd:
                 error = CheckpointError(
                     f"its {MANIFEST} has an entry of the wrong form ({type(odd).__name__}: {odd})"
@@ -137,16 +149,24 @@ class CheckpointStore:
         manifest = read_manifest(folder)
         if manifest["run"] != self.run:
             raise CheckpointError("it belongs to another experiment")
+        client_states, client_files = {}, {}
+        own = [self._own_file(entry) for entry in manifest["client_states"].values()]
+        check_memory(
+            folder,
+            {
+                "the state": _file_bytes(folder / STATE),
+                "the clients' states": sum(map(_file_bytes, own)),
+            },
+        )
         tree = from_bytes(
             _read_verified(folder / STATE, manifest["files"].get(STATE)), device, STATE
         )
-        client_states, client_files = {}, {}
         for client, entry in manifest["client_states"].items():
-            name = Path(str(entry["file"])).name  # never outside the folder
+            path = self._own_file(entry)
             client_states[int(client)] = from_bytes(
-                _read_verified(self.folder / OWN / name, entry["sha256"]), torch.device("cpu"), name
+                _read_verified(path, entry["sha256"]), torch.device("cpu"), path.name
             )
-            client_files[int(client)] = {"file": name, "sha256": str(entry["sha256"])}
+            client_files[int(client)] = {"file": path.name, "sha256": str(entry["sha256"])}
         self.saved_states, self.client_files = client_states, client_files
         file_lengths = {str(name): int(length) for name, length in manifest["file_lengths"].items()}
         empty = Server(ModelState({}, {}), {})
@@ -162,6 +182,10 @@ class CheckpointStore:
         ):
             raise CheckpointError("its model holds NaN or infinity")
         return state
+
+    def _own_file(self, entry: Mapping[str, Any]) -> Path:
+        """The file of a client's state, never outside the folder."""
+        return self.folder / OWN / Path(str(entry["file"])).name
 
     def _check_file_lengths(self, file_lengths: Mapping[str, int]) -> None:
         """Refuse a checkpoint that records a greater length of an append-only file than the file
@@ -224,7 +248,9 @@ class CheckpointStore:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read a manifest, and check that this version can use it."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"its {MANIFEST} cannot be read ({type(error).__name__})") from None
     if not isinstance(manifest, dict) or manifest.get("program") != "remanence":
@@ -245,6 +271,17 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not all(isinstance(manifest.get(name), kind) for name, kind in kinds.items()):
         raise CheckpointError(f"its {MANIFEST} is incomplete")
     return manifest
+
+
+def _file_bytes(path: Path) -> int:
+    """What a file of tensors takes: its content, its header as JSON, and a copy of the tensors."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = int.from_bytes(file.read(8), "little")
+    except OSError:
+        return 0  # the reader says which file is missing
+    return 2 * size + HEADER_FACTOR * min(header, size)
 
 
 def _read_verified(path: Path, digest: str | None) -> bytes:

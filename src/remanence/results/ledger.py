@@ -17,6 +17,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.files import write_atomically
+from remanence.core.memory import check_memory, json_bytes
 from remanence.results.readers import check_records, corrupt_file, read_bytes
 
 MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
@@ -134,6 +135,7 @@ class Ledger:
             )
         content = read_bytes(path)
         start = content.find(b"\n") + 1
+        check_memory(path, {"its first line": len(content) + json_bytes(content[:start])})
         try:
             first = json.loads(content[:start])
             if first["format"] != FORMAT:

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from remanence.config.settings import MAX_ROUNDS, MAX_TIME_STEPS
 from remanence.core.errors import InputError
+from remanence.core.memory import check_memory, json_bytes
 from remanence.results.columns import NUMBERS
 
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
+TOML_VALUE = 1000  # bytes of a table while it is parsed; a mark of a line may begin one
 LARGEST_NUMBER = 1e300
-MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000  # measures allocate tables for them
 # of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
@@ -38,16 +40,29 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
         limit: The most bytes that it may have; None: any number.
     """
     try:
-        if limit is not None and path.stat().st_size > limit:
+        size = path.stat().st_size
+        if limit is not None and size > limit:
             raise corrupt_file(path, f"it is larger than {limit} bytes")
+        # the checks of its content make masks, and parsers copies
+        check_memory(path, {"its content": 2 * size})
         return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
+def read_json(path: Path) -> Any:
+    """Parse a JSON file, without checking its content or translating errors."""
+    check_memory(path, {"its content": 2 * path.stat().st_size})
+    raw = path.read_bytes()
+    check_memory(path, {"its content": json_bytes(raw)})
+    return json.loads(raw)
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file, without checking its content."""
     content = read_bytes(path, LARGEST_TOML)
+    marks = sum(content.count(mark) for mark in (b"=", b"[", b"{", b",", b"."))
+    check_memory(path, {"its content": 2 * len(content), "its tables": TOML_VALUE * marks})
     try:
         return tomllib.loads(content.decode())
     # tomllib's own errors and wrong UTF-8 are ValueErrors
@@ -61,7 +76,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read the lines of metrics.jsonl; a last one that a crash cut short is left out."""
     if not path.exists():
         return []
-    raw = read_bytes(path).split(b"\n")
+    content = read_bytes(path)
+    check_memory(path, {"its lines": len(content) + json_bytes(content)})
+    raw = content.split(b"\n")
     texts = [(number, text) for number, text in enumerate(raw, 1) if text.strip()]
     lines: list[dict[str, Any]] = []
     for place, (number, text) in enumerate(texts):

@@ -11,11 +11,13 @@ from torch import nn
 
 from remanence.core.compose import parse_method
 from remanence.core.errors import CheckpointError, InputError
+from remanence.core.memory import check_memory
 from remanence.core.model import init_module
 from remanence.core.process_state import preserve_process_state
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
 from remanence.experiment.networks import apply_model_changes, build_module
+from remanence.experiment.run_sizes import model_bytes
 from remanence.methods import PARTS
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.training.state import RunState
@@ -48,6 +50,8 @@ def load_model(
     if module is None:
         shape, classes = tuple(run.metadata["shape"]), len(run.metadata["class_names"])
         key = Key(run.config.seed)
+        size = model_bytes(run.config.model, shape, classes, torch.float32)
+        check_memory(run.folder, {"its model and a checkpoint of it": 2 * size})
         module = init_module(
             lambda: build_module(run.config.model, shape, classes), key.fold_in("model")
         )

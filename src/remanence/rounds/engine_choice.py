@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,10 @@ from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.processes import count_cores
 from remanence.engines.table import ENGINES, engine_options
 from remanence.experiment.build import BuiltExperiment
+from remanence.experiment.resources import check_workers
 from remanence.results.readers import read_toml
 from remanence.results.run import EXPERIMENT, METADATA, Run
+from remanence.rounds.client_sampling import oversample
 from remanence.rounds.federated import make_work
 from remanence.rounds.setup import first_state
 
@@ -30,6 +33,7 @@ def resolve_engine(
         The experiment with the engine's settings, threads and workers resolved and the reason in
         its metadata, and the choice.
     """
+    experiment = _limit_workers(experiment, progress)
     config, task = experiment.config, experiment.task
     if config.engine != "auto":
         ENGINES[config.engine].check(task, engine_options(config))
@@ -56,6 +60,28 @@ def resolve_engine(
     )
     metadata = experiment.metadata | {"engine": choice.reason}
     return replace(experiment, config=resolved, metadata=metadata), choice
+
+
+def _limit_workers(experiment: BuiltExperiment, progress: Progress) -> BuiltExperiment:
+    """The experiment with no more worker processes than a round can use: one for each of its
+    clients, or one for each core, which evaluation uses.
+    """
+    config, cores = experiment.config, count_cores()
+    elsewhere = config.engine == "ray" and (config.ray.address or os.environ.get("RAY_ADDRESS"))
+    if config.engine not in ("auto", "processes", "ray") or elsewhere:
+        return experiment
+    clients = experiment.task.info.num_clients
+    if config.clients.sampling == "fixed" and not experiment.is_decentralized:
+        clients = oversample(experiment.cohort_size, float(config.round.over_selection), clients)
+    workers = min(config.workers, max(clients, cores))
+    if workers < config.workers:
+        progress.log(
+            f"{workers} of {config.workers} workers are used: a round trains"
+            f" {clients} client{'s' if clients > 1 else ''}, and this machine has {cores}"
+            f" core{'s' if cores > 1 else ''}"
+        )
+    check_workers(workers)
+    return replace(experiment, config=config.model_copy(update={"workers": workers}))
 
 
 def make_run_engine(experiment: BuiltExperiment) -> Engine:

@@ -35,6 +35,7 @@ from remanence.engines.memory import gpu_memory_text, is_out_of_memory
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.hints import find_hints
 from remanence.experiment.metadata import check_same_data
+from remanence.experiment.resources import check_disk
 from remanence.experiment.torch_setup import set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, METADATA, METRICS, Run
@@ -89,6 +90,7 @@ def start_run(
     objects = {"method": method, "model": module, "data": source}
     given = [name for name, value in objects.items() if value is not None]
     experiment = replace(experiment, metadata=experiment.metadata | {"objects": given})
+    check_disk(experiment.resources, out)
     experiment, _ = resolve_engine(experiment, progress, choice)
     create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     with translate_disk_errors(out, resumable=True), lock(out):

@@ -29,6 +29,7 @@ from remanence.core.progress import Progress
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
+from remanence.experiment.resources import check_disk
 from remanence.results.readers import corrupt_file
 from remanence.results.run import COMPARISON, EXPERIMENT, RUNS, Comparison, Run
 from remanence.rounds.engine_choice import resolve_engine
@@ -127,7 +128,9 @@ def start_comparison(
         )
     check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     # one engine for all runs, so that only the method differs between them
-    _, choice = resolve_engine(build(cells[0].config, module=module, source=source), progress)
+    first = build(cells[0].config, module=module, source=source)
+    check_disk(first.resources, out, len(cells))
+    _, choice = resolve_engine(first, progress)
     plan = {
         "select": select,
         "engine": choice._asdict(),
