@@ -86,7 +86,7 @@ def test_the_coordinator_does_not_limit_the_memory_of_a_site(tmp_path: Path) -> 
     assert run_in_process(config, transport, tmp_path / "run").metrics[0]["replies"] == 3
     sites = sites_with_tables(tmp_path / "again")
     expected = {"kind": "table", "classes": ["a", "b"], "shape": [3]}
-    client = read_client(sites[2].file, config, 2, "npz(path='2.npz')", expected)
+    client = read_client(sites[2].file, config, 2, expected)
     assert len(client.train) == 9
 
 
