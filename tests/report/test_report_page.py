@@ -230,7 +230,7 @@ def test_a_failed_write_leaves_the_old_page(
     out = tmp_path / "report.html"
     out.write_text("old")
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(5, "input/output error")
 
     monkeypatch.setattr("os.replace", fail)

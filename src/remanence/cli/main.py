@@ -15,15 +15,27 @@ from remanence.cli.flower import app as flower_app
 from remanence.cli.options import LISTS, AsJson
 from remanence.cli.recipes import reproduce, results
 from remanence.cli.runs import compare, resume, run
-from remanence.core.errors import INTERRUPTED, RemanenceError
+from remanence.core.errors import (
+    INTERRUPTED,
+    OUT_OF_TIME,
+    TERMINATED,
+    UNTRAINED,
+    RemanenceError,
+)
 from remanence.version import __version__
 
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 failed, 2 a mistake in what was given,"
+    f" {UNTRAINED} only the untrained model of a run can be read, {OUT_OF_TIME} the time limit,"
+    f" {INTERRUPTED} Ctrl-C, {TERMINATED} SIGTERM."
+)
 app = typer.Typer(
     help="Federated and decentralized learning on data that differ and drift: measure what the"
     " models forget, and prevent it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    epilog=EXIT_CODES,
     rich_markup_mode="rich",
 )
 

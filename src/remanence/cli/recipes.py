@@ -91,6 +91,7 @@ def reproduce(
             f"--out is missing: name a folder for the runs of {name}, or print the --plan first"
         )
     from remanence.core.progress import make_progress
+    from remanence.core.safe_path import SafePath
     from remanence.recipes import reproduce as run_recipe
     from remanence.rounds.time_limit import TimeLimit
 
@@ -103,7 +104,7 @@ def reproduce(
         time_limit=TimeLimit(time_limit),
     )
     if as_json:
-        print((out / "outcome.json").read_text())
+        print((SafePath(out) / "outcome.json").read().decode())
     elif not quiet:
         _print_result(done, out)
 
@@ -146,6 +147,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
 def _print_result(done: ResultOutcome, out: Path) -> None:
     from rich.console import Console
 
+    from remanence.core.safe_path import SafePath
     from remanence.recipes.figure_data import PICTURE
     from remanence.recipes.reproduce import PAGE
     from remanence.recipes.tables import as_table, describe_claims, describe_notes
@@ -158,5 +160,7 @@ def _print_result(done: ResultOutcome, out: Path) -> None:
     )
     console.print(as_table(done, console.width))
     files = (("page", PAGE), ("figure", PICTURE), ("report", REPORT))
-    written = [f"{kind}: {out / file}" for kind, file in files if (out / file).exists()]
+    written = [
+        f"{kind}: {out / file}" for kind, file in files if (SafePath(out) / file).is_regular_file()
+    ]
     print("\n".join([*describe_notes(done), *describe_claims(done), *written]))

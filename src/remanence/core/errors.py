@@ -51,6 +51,7 @@ class Stopped(RemanenceError):
         self.exit_code = exit_code
 
 
+UNTRAINED = 65  # only the state before round 1 can be read: "incorrect data", from sysexits.h
 INTERRUPTED = 130  # Ctrl-C, as shells report it
 OUT_OF_TIME = 75  # --time-limit: "temporary failure, try again", from sysexits.h
 TERMINATED = 143  # SIGTERM, as shells report it

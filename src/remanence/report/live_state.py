@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from remanence.core.errors import RemanenceError
+from remanence.core.errors import RemanenceError, UnsafeFile
+from remanence.core.safe_path import FOLDER, SafePath
+from remanence.results.manifest import CHECKPOINTS
 from remanence.results.run import (
-    CHECKPOINTS,
     COMPARISON,
     EXPERIMENT,
     METRICS,
@@ -30,6 +31,7 @@ from remanence.results.run import (
 
 TAIL = 65_536  # bytes at the end of metrics.jsonl that are searched for the last line
 Stamp = tuple[int, int, int]  # modification time, size and inode of a file
+FileStamp = tuple[str, Stamp]  # with the name of the file
 
 
 class ReportState:
@@ -41,18 +43,16 @@ class ReportState:
         self.rendered: tuple[str, bytes] = ("", b"")  # version and page
         self.error = ""  # why the newest page could not be rendered
         # progress of runs, with the stamps of the files it was read from
-        self.progress: dict[Path, tuple[list[Stamp], dict[str, Any] | None]] = {}
+        self.progress: dict[SafePath, tuple[list[FileStamp], dict[str, Any] | None]] = {}
 
     def version(self) -> str:
         """Changes whenever a file that the report reads does; reads no file."""
         digest = hashlib.sha256()
         for folder in self.folders:
             for found in find_results(folder):
-                for run in _runs_below(found):
-                    stamps = [_stamp(path) for path in _files_of(run)]
+                for run in dict.fromkeys([found, *_runs_below(found)]):
+                    stamps = _stamps_of(run)
                     digest.update(f"{run}\0{stamps}\0".encode(errors="replace"))
-                stamp = _stamp(found / COMPARISON)
-                digest.update(f"{found}\0{stamp}\0".encode(errors="replace"))
         return digest.hexdigest()[:16]
 
     def state(self) -> dict[str, Any]:
@@ -87,11 +87,11 @@ class ReportState:
             self.rendered = (version, content)
             return self.rendered
 
-    def _progress(self, run: Path) -> dict[str, Any] | None:
+    def _progress(self, run: SafePath) -> dict[str, Any] | None:
         """How far a run is; read again only where its files have changed, since a comparison may
         have hundreds of runs.
         """
-        stamps = [_stamp(path) for path in (run / EXPERIMENT, run / METRICS, run / CHECKPOINTS)]
+        stamps = _stamps_of(run)
         if self.progress.get(run, (None, None))[0] != stamps:
             self.progress[run] = (stamps, read_progress(run))
         return self.progress[run][1]
@@ -116,17 +116,18 @@ class ReportState:
         return render_report(results).encode("utf-8", errors="replace")
 
 
-def find_results(folder: Path) -> list[Path]:
+def find_results(folder: Path) -> list[SafePath]:
     """The run or comparison in a folder or, if it is neither, those directly below it."""
-    if _is_result(folder):
-        return [folder]
+    files = SafePath(folder)
     try:
-        return sorted(path for path in folder.iterdir() if _is_result(path))
-    except OSError:  # does not exist, or was deleted
+        if _is_result(files):
+            return [files]
+        return [found for name in files.list_folders() if _is_result(found := files / name)]
+    except OSError:  # was deleted
         return []
 
 
-def read_progress(run: Path) -> dict[str, Any] | None:
+def read_progress(folder: SafePath) -> dict[str, Any] | None:
     """How far a run is, from its settings and the last line of its metrics.
 
     Returns:
@@ -134,69 +135,72 @@ def read_progress(run: Path) -> dict[str, Any] | None:
         being written.
     """
     try:
-        config = Run(run).config
-        finished = Run(run).finished
+        config = Run(folder).config
+        finished = Run(folder).finished
+        last = _last_line(folder / METRICS)
     except (RemanenceError, OSError, ValueError):
         return None
-    last = _last_line(run / METRICS)
+    run = folder.path
     name = f"{run.parent.parent.name}/{run.name}" if run.parent.name == RUNS else run.name
+    round = last.get("round")
     return {
         "name": name,
         "method": config.method,
         "seed": config.seed,
-        "round": int(last.get("round") or 0),
+        "round": round if isinstance(round, int) else 0,
         "rounds": config.total_rounds,
         "finished": finished,
     }
 
 
-def _is_result(folder: Path) -> bool:
-    return (folder / EXPERIMENT).is_file() or (folder / COMPARISON).is_file()
+def _is_result(folder: SafePath) -> bool:
+    return not {EXPERIMENT, COMPARISON}.isdisjoint(folder.list_files())
 
 
-def _runs_below(found: Path) -> list[Path]:
+def _runs_below(found: SafePath) -> list[SafePath]:
     """The folders of the runs of a run or a comparison."""
-    if not (found / COMPARISON).is_file():
-        return [found]
     try:
-        return sorted(path for path in (found / RUNS).iterdir() if (path / EXPERIMENT).is_file())
-    except OSError:
+        if COMPARISON not in found.list_files():
+            return [found]
+        runs = [found / RUNS / name for name in (found / RUNS).list_folders()]
+        return [run for run in runs if EXPERIMENT in run.list_files()]
+    except (UnsafeFile, OSError):
         return []
 
 
-def _files_of(run: Path) -> list[Path]:
-    """What a report reads: settings, records, and the folder of the checkpoints."""
+def _stamps_of(folder: SafePath) -> list[FileStamp]:
+    """When the files that a report reads have changed: settings, records, and the folder of the
+    checkpoints. Links and special files are left out; the report refuses them.
+    """
     try:
-        recorded = sorted(
-            path
-            for path in run.iterdir()
-            if path.suffix == ".bin" or path.name in (EXPERIMENT, METRICS)
-        )
-    except OSError:
+        files = folder.list_files()
+        checkpoints = (folder / CHECKPOINTS).status(FOLDER)
+    except (UnsafeFile, OSError):
         return []
-    return [*recorded, run / CHECKPOINTS]
+    stamps = [
+        (name, _stamp(status))
+        for name, status in files.items()
+        if name.endswith(".bin") or name in (EXPERIMENT, METRICS, COMPARISON)
+    ]
+    return stamps + ([] if checkpoints is None else [(CHECKPOINTS, _stamp(checkpoints))])
 
 
-def _stamp(path: Path) -> Stamp:
-    try:
-        stat = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+def _stamp(status: os.stat_result) -> Stamp:
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-def _last_line(path: Path) -> dict[str, Any]:
+def _last_line(path: SafePath) -> dict[str, Any]:
     """The last complete line of a file of JSON lines."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read().splitlines()
-    except OSError:
+    status = path.status()
+    if status is None:
         return {}
+    with path.reader() as file:
+        file.seek(max(0, status.st_size - TAIL))
+        lines = file.read(2 * TAIL).splitlines()
     for line in reversed(lines):
         try:
             found = json.loads(line)
-        except ValueError:  # cut off by a killed run, or still being written
+        except (ValueError, RecursionError):  # cut off by a killed run, or still being written
             continue
         if isinstance(found, dict):
             return found

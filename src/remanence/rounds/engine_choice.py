@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from remanence.config import Experiment, write_toml
 from remanence.core.engine import Engine
-from remanence.core.files import write_atomically
 from remanence.core.progress import Progress
+from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.processes import count_cores
 from remanence.engines.table import ENGINES, EngineOptions
@@ -71,11 +70,11 @@ def engine_options(config: Experiment) -> EngineOptions:
     )
 
 
-def record_degraded(reason: str, folder: Path, progress: Progress) -> None:
+def record_degraded(reason: str, folder: SafePath, progress: Progress) -> None:
     """Log why an engine runs more slowly than requested, and store it with the run."""
     metadata = read_toml(folder / EXPERIMENT)[METADATA]
     if reason not in metadata["engine"]:
         progress.log(f"slower than asked for: {reason}")
         metadata = metadata | {"engine": f"{metadata['engine']}; {reason}"}
         text = write_toml(Run(folder).config, {METADATA: metadata})
-        write_atomically(folder / EXPERIMENT, text.encode())
+        (folder / EXPERIMENT).write(text.encode())
