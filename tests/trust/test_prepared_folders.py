@@ -147,6 +147,25 @@ def test_metrics_linked_to_a_file_of_the_user_with_a_forged_manifest(
     assert_untouched(outside)
 
 
+def test_overwriting_deletes_links_and_not_what_they_lead_to(home: Path, outside: Path) -> None:
+    link_to_folder(home / "run" / "more", outside)
+    link_to_folder(home / "run" / CHECKPOINTS / "round-0000009", outside)
+    replace_by(link_to_file, home / "run" / LEDGER, outside)
+    rem.run(
+        data="synthetic(samples=40, classes=2, features=3)",
+        model="mlp(hidden=2)",
+        clients=2,
+        rounds=1,
+        engine="sequential",
+        out=home / "run",
+        overwrite=True,
+        quiet=True,
+    )
+    assert_untouched(outside)
+    assert not (home / "run" / "more").is_symlink()
+    assert (home / "run" / LEDGER).is_file()
+
+
 def test_a_record_with_a_second_name_is_not_written(home: Path, outside: Path) -> None:
     metrics = home / "run" / METRICS
     os.link(metrics, outside / "kept")

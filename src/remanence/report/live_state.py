@@ -12,7 +12,8 @@ import html
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from remanence.results.run import (
 
 TAIL = 65_536  # bytes at the end of metrics.jsonl that are searched for the last line
 Stamp = tuple[int, int, int]  # modification time, size and inode of a file
-FileStamp = tuple[str, Stamp]  # with the name of the file
+Stamps = dict[str, Stamp]  # by name of the file
 
 
 class ReportState:
@@ -43,26 +44,24 @@ class ReportState:
         self.rendered: tuple[str, bytes] = ("", b"")  # version and page
         self.error = ""  # why the newest page could not be rendered
         # progress of runs, with the stamps of the files it was read from
-        self.progress: dict[SafePath, tuple[list[FileStamp], dict[str, Any] | None]] = {}
+        self.progress: dict[SafePath, tuple[Stamps, dict[str, Any] | None]] = {}
 
     def version(self) -> str:
         """Changes whenever a file that the report reads does; reads no file."""
-        digest = hashlib.sha256()
-        for folder in self.folders:
-            for found in find_results(folder):
-                for run in dict.fromkeys([found, *_runs_below(found)]):
-                    stamps = _stamps_of(run)
-                    digest.update(f"{run}\0{stamps}\0".encode(errors="replace"))
-        return digest.hexdigest()[:16]
+        return _version_of(map(_scan, self.folders))
 
     def state(self) -> dict[str, Any]:
         """What the frame shows around the report."""
-        version = self.version()
-        results = {folder: find_results(folder) for folder in self.folders}
-        runs = [run for found in results.values() for one in found for run in _runs_below(one)]
-        progress = [known for run in runs if (known := self._progress(run)) is not None]
-        waiting = [folder.name for folder, found in results.items() if not found]
-        return {"version": version, "runs": progress, "waiting": waiting, "error": self.error}
+        scans = {folder: _scan(folder) for folder in self.folders}
+        found = [result for scan in scans.values() for result in scan.values()]
+        runs = {run: stamps for result in found for run, stamps in _runs_of(result).items()}
+        progress = [self._progress(run, stamps) for run, stamps in runs.items()]
+        return {
+            "version": _version_of(scans.values()),
+            "runs": [known for known in progress if known is not None],
+            "waiting": [folder.name for folder, scan in scans.items() if not scan],
+            "error": self.error,
+        }
 
     def page(self) -> tuple[str, bytes]:
         """The current report.
@@ -87,11 +86,10 @@ class ReportState:
             self.rendered = (version, content)
             return self.rendered
 
-    def _progress(self, run: SafePath) -> dict[str, Any] | None:
+    def _progress(self, run: SafePath, stamps: Stamps) -> dict[str, Any] | None:
         """How far a run is; read again only where its files have changed, since a comparison may
         have hundreds of runs.
         """
-        stamps = _stamps_of(run)
         if self.progress.get(run, (None, None))[0] != stamps:
             self.progress[run] = (stamps, read_progress(run))
         return self.progress[run][1]
@@ -118,12 +116,47 @@ class ReportState:
 
 def find_results(folder: Path) -> list[SafePath]:
     """The run or comparison in a folder or, if it is neither, those directly below it."""
-    files = SafePath(folder)
+    return list(_scan(folder))
+
+
+def _scan(folder: Path) -> dict[SafePath, dict[SafePath, Stamps]]:
+    """When the files of results have changed: for each result, those of its own folder and of the
+    folders of its runs.
+    """
+    top = SafePath(folder)
+    stamps = {top: _stamps_of(top)}
+    if not _is_result(stamps[top]):
+        stamps = {top / name: _stamps_of(top / name) for name in _folders_in(top)}
+    found = {place: {place: own} for place, own in stamps.items() if _is_result(own)}
+    for place, result in found.items():
+        if COMPARISON in result[place]:
+            runs = [place / RUNS / name for name in _folders_in(place / RUNS)]
+            result |= {run: own for run in runs if EXPERIMENT in (own := _stamps_of(run))}
+    return found
+
+
+def _version_of(scans: Iterable[dict[SafePath, dict[SafePath, Stamps]]]) -> str:
+    digest = hashlib.sha256()
+    for scan in scans:
+        for result in scan.values():
+            for place, stamps in result.items():
+                digest.update(f"{place}\0{stamps}\0".encode(errors="replace"))
+    return digest.hexdigest()[:16]
+
+
+def _is_result(stamps: Stamps) -> bool:
+    return EXPERIMENT in stamps or COMPARISON in stamps
+
+
+def _runs_of(result: dict[SafePath, Stamps]) -> dict[SafePath, Stamps]:
+    """The runs of a result, which are all its folders but that of a comparison."""
+    return {place: stamps for place, stamps in result.items() if COMPARISON not in stamps}
+
+
+def _folders_in(folder: SafePath) -> list[str]:
     try:
-        if _is_result(files):
-            return [files]
-        return [found for name in files.list_folders() if _is_result(found := files / name)]
-    except OSError:  # was deleted
+        return folder.list_folders()
+    except (UnsafeFile, OSError):  # a link, or deleted since
         return []
 
 
@@ -153,36 +186,19 @@ def read_progress(folder: SafePath) -> dict[str, Any] | None:
     }
 
 
-def _is_result(folder: SafePath) -> bool:
-    return not {EXPERIMENT, COMPARISON}.isdisjoint(folder.list_files())
-
-
-def _runs_below(found: SafePath) -> list[SafePath]:
-    """The folders of the runs of a run or a comparison."""
-    try:
-        if COMPARISON not in found.list_files():
-            return [found]
-        runs = [found / RUNS / name for name in (found / RUNS).list_folders()]
-        return [run for run in runs if EXPERIMENT in run.list_files()]
-    except (UnsafeFile, OSError):
-        return []
-
-
-def _stamps_of(folder: SafePath) -> list[FileStamp]:
+def _stamps_of(folder: SafePath) -> Stamps:
     """When the files that a report reads have changed: settings, records, and the folder of the
     checkpoints. Links and special files are left out; the report refuses them.
     """
-    try:
-        files = folder.list_files()
+    stamps: Stamps = {}
+    with suppress(UnsafeFile, OSError):
+        for name, status in folder.list_files().items():
+            if name.endswith(".bin") or name in (EXPERIMENT, METRICS, COMPARISON):
+                stamps[name] = _stamp(status)
         checkpoints = (folder / CHECKPOINTS).status(FOLDER)
-    except (UnsafeFile, OSError):
-        return []
-    stamps = [
-        (name, _stamp(status))
-        for name, status in files.items()
-        if name.endswith(".bin") or name in (EXPERIMENT, METRICS, COMPARISON)
-    ]
-    return stamps + ([] if checkpoints is None else [(CHECKPOINTS, _stamp(checkpoints))])
+        if checkpoints is not None:
+            stamps[CHECKPOINTS] = _stamp(checkpoints)
+    return stamps
 
 
 def _stamp(status: os.stat_result) -> Stamp:
