@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError
-from remanence.core.files import make_folder
+from remanence.core.files import make_folder, translate_disk_errors, write_atomically
+from remanence.core.safe_path import SafePath
 from remanence.data.dataset import ArrayDataset
 from remanence.experiment.data_setup import load_data
 from remanence.report.trackers import TRACKERS, export_scalars
+from remanence.results.manifest import LoadedCheckpoint
 from remanence.results.run import Comparison, Run
 from remanence.results.summary import summarize
 from remanence.results.trained_model import load_model
@@ -72,14 +75,15 @@ def evaluate(
         client: Evaluate the personal model of this client, not the global model.
 
     Returns:
-        `evaluated`, a description of the model and the data, and the values of
+        `evaluated`, a description of the model and the data; `round` and `skipped`: the checkpoint
+        that was read, and a sentence for each newer one that cannot be used; and the values of
         `results.summary.summarize`: accuracy, loss, macro F1 and accuracy by class.
     """
     run = _single_run(run)
     if source is None:
         source = load_data(run.config)
     _check_same_kind(run, source)
-    model, round = load_model(run, module, client)
+    model, checkpoint = load_model(run, module, client)
     dtype = next(model.parameters()).dtype
     stats = normalization_stats(run, dtype)
     classes, loss = len(source.classes), 0.0
@@ -96,9 +100,18 @@ def evaluate(
         np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
     evaluated = (
         f"{'global model' if client is None else f'model of client {client}'} after round"
-        f" {round} on the {len(source.test)} test examples of {source.name}"
+        f" {checkpoint.round} on the {len(source.test)} test examples of {source.name}"
     )
-    return {"evaluated": evaluated, **summarize(confusion, loss)}
+    return {
+        "evaluated": evaluated,
+        **describe_checkpoint(checkpoint),
+        **summarize(confusion, loss),
+    }
+
+
+def describe_checkpoint(checkpoint: LoadedCheckpoint) -> dict[str, Any]:
+    """The checkpoint that was read, as entries of a result."""
+    return {"round": checkpoint.round, "skipped": list(checkpoint.skipped)}
 
 
 def export(
@@ -123,26 +136,50 @@ def export(
         The files that were written.
     """
     if kind in TRACKERS:
-        return export_scalars([run], out or run.folder / "export" / kind, kind)
+        return export_scalars([run], out or run.files / "export" / kind, kind)
+    exported = export_model(run, out, kind, module, client)
+    if exported.checkpoint.skipped:
+        warnings.warn(exported.checkpoint.describe(), stacklevel=2)
+    return exported.files
+
+
+class ExportedModel(NamedTuple):
+    """Files of a trained model, and the checkpoint that it was read from."""
+
+    files: list[Path]
+    checkpoint: LoadedCheckpoint
+
+
+def export_model(
+    run: Run | Comparison,
+    out: Path | None = None,
+    kind: str = "safetensors",
+    module: nn.Module | None = None,
+    client: int | None = None,
+) -> ExportedModel:
+    """Write the model of a run; the arguments are those of `export`."""
     if kind not in FORMATS:
         raise InputError(f"unknown format {kind!r}: known: {', '.join((*FORMATS, *TRACKERS))}")
     run = _single_run(run)
-    out = out or run.folder / "export"
-    model = run.model(module, client)
-    make_folder(out)
-    path, description = out / f"model.{SUFFIXES[kind]}", out / "model.json"
+    folder = run.files / "export" if out is None else SafePath(out)
+    model, checkpoint = load_model(run, module, client)
+    make_folder(folder)
     try:
-        _write_model(model, _example(run, model), path, kind)
+        files = _render_model(model, _example(run, model), kind)
     except InputError:
         raise
     except Exception as error:
-        path.unlink(missing_ok=True)
         raise InputError(
             f"this model cannot be written as {kind} ({type(error).__name__}:"
             f" {str(error).splitlines()[0]}): use safetensors"
         ) from error
-    description.write_text(json.dumps(_describe_model(run), indent=2) + "\n", encoding="utf-8")
-    return [path, description]
+    description = _describe_model(run) | describe_checkpoint(checkpoint)
+    files["model.json"] = (json.dumps(description, indent=2) + "\n").encode()
+    with translate_disk_errors(folder):
+        for name, content in files.items():
+            write_atomically(folder / name, content)
+    model_file = f"model.{SUFFIXES[kind]}"
+    return ExportedModel([(folder / name).path for name in (model_file, "model.json")], checkpoint)
 
 
 def _single_run(run: Run | Comparison) -> Run:
@@ -178,17 +215,22 @@ def _describe_model(run: Run) -> dict[str, Any]:
     }
 
 
-def _write_model(model: nn.Module, example: torch.Tensor, path: Path, kind: str) -> None:
+def _render_model(model: nn.Module, example: torch.Tensor, kind: str) -> dict[str, bytes]:
+    """The files of a model, by name."""
+    name = f"model.{SUFFIXES[kind]}"
     if kind == "safetensors":
         tensors = model.state_dict()
-        save_file({name: value.contiguous().clone() for name, value in tensors.items()}, path)
-    elif kind == "torchscript":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
-            torch.jit.save(traced, str(path))
-    else:
-        _write_onnx(model, example, path)
+        return {name: save({key: value.contiguous().clone() for key, value in tensors.items()})}
+    with tempfile.TemporaryDirectory(prefix="remanence-") as folder:
+        # these writers take paths, and may write more than one file
+        if kind == "torchscript":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                traced = torch.jit.trace(model, example)  # type: ignore[no-untyped-call]
+                torch.jit.save(traced, f"{folder}/{name}")
+        else:
+            _write_onnx(model, example, Path(folder) / name)
+        return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
 
 
 def _write_onnx(model: nn.Module, example: torch.Tensor, path: Path) -> None:

@@ -18,7 +18,8 @@ from remanence.core.temporary_files import TEMPORARY
 
 Plant = Callable[[Path, Path], None]
 FILE_WORK: dict[str, Callable[[SafePath], object]] = {
-    "is_file": SafePath.is_file,
+    "is_regular_file": SafePath.is_regular_file,
+    "reader": SafePath.reader,
     "read": SafePath.read,
     "append": SafePath.append,
     "open_at": lambda path: path.open_at(0),
@@ -28,6 +29,8 @@ FILE_WORK: dict[str, Callable[[SafePath], object]] = {
 FOLDER_WORK: dict[str, Callable[[SafePath], object]] = {
     "is_folder": SafePath.is_folder,
     "list_names": SafePath.list_names,
+    "list_files": SafePath.list_files,
+    "list_folders": SafePath.list_folders,
     "make_folder": SafePath.make_folder,
     "delete_folder": SafePath.delete_folder,
     "write_folder": lambda path: path.write_folder({"a": b"new"}),
@@ -37,7 +40,7 @@ FOLDER_WORK: dict[str, Callable[[SafePath], object]] = {
     "truncate a file in it": lambda path: (path / "secret").open_at(0),
     "write a file in it": lambda path: (path / "secret").write(b"new"),
     "delete a file in it": lambda path: (path / "secret").delete(),
-    "ask for a file in it": lambda path: (path / "secret").is_file(),
+    "ask for a file in it": lambda path: (path / "secret").is_regular_file(),
     "make a folder in it": lambda path: (path / "new").make_folder(),
 }
 
@@ -168,7 +171,7 @@ def test_nothing_there_is_no_error_where_one_asks_or_deletes(tmp_path: Path, run
     (run / "file").write_bytes(b"")
     for root in (run, tmp_path / "absent", run / "file"):  # the last: the user named a file
         path = SafePath(root) / "checkpoints" / "a"
-        assert not path.is_file()
+        assert not path.is_regular_file()
         assert not path.is_folder()
         assert path.status() is None
         assert path.list_names() == []

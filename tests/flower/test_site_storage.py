@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from core.unsafe_files import assert_untouched, link_to_file, link_to_folder, make_outside, pipe
 
+from remanence.core.errors import UnsafeFile
 from remanence.flower.policy import Declined
 from remanence.flower.site_storage import RUNS, SiteStorage
 from remanence.flower.wire import WireMessage
@@ -82,3 +85,52 @@ def test_old_replies_and_old_runs_go(tmp_path: Path) -> None:
 def test_a_run_cannot_name_another_folder(name: str, tmp_path: Path) -> None:
     with pytest.raises(Declined, match="not the name of a run"):
         SiteStorage(tmp_path, name)
+
+
+USES: dict[str, Callable[[SiteStorage], object]] = {
+    "load": lambda storage: storage.load(0, 1),
+    "store": lambda storage: storage.store(0, 1, state_of(1), -1),
+    "rounds": lambda storage: storage.rounds(0),
+    "find_reply": lambda storage: storage.find_reply(1, "a" * 64),
+    "store_reply": lambda storage: storage.store_reply(1, "a" * 64, WireMessage({}, {})),
+}
+
+
+@pytest.mark.parametrize("plant", [link_to_folder, pipe])
+@pytest.mark.parametrize("use", USES)
+def test_no_file_is_opened_through_a_link(
+    tmp_path: Path, use: str, plant: Callable[[Path, Path], None]
+) -> None:
+    outside = make_outside(tmp_path / "outside")
+    (tmp_path / "state").mkdir()
+    plant(tmp_path / "state" / RUN, outside)
+    with pytest.raises(UnsafeFile, match=f"{RUN} is a (link|named pipe) where a folder belongs"):
+        USES[use](SiteStorage(tmp_path / "state", RUN))
+    assert_untouched(outside)
+
+
+@pytest.mark.parametrize("plant", [link_to_file, pipe])
+@pytest.mark.parametrize("use", ["load", "store", "find_reply", "store_reply"])
+def test_a_link_in_the_place_of_a_state_or_reply(
+    tmp_path: Path, use: str, plant: Callable[[Path, Path], None]
+) -> None:
+    outside, storage = make_outside(tmp_path / "outside"), SiteStorage(tmp_path / "state", RUN)
+    storage.store(0, 1, state_of(1), -1)
+    storage.store_reply(1, "a" * 64, WireMessage({}, {}))
+    for path in (tmp_path / "state").rglob("*.safetensors"):
+        path.unlink()
+        plant(path, outside)
+    with pytest.raises(UnsafeFile, match=r"safetensors is a "):
+        USES[use](storage)
+    assert_untouched(outside)
+
+
+def test_old_runs_are_not_deleted_through_links(tmp_path: Path) -> None:
+    outside = make_outside(tmp_path / "outside")
+    for number in range(RUNS + 3):
+        storage = SiteStorage(tmp_path / "state", f"run-number-{number:02d}")
+        storage.store_reply(1, "a" * 64, WireMessage({}, {}))
+        if number == 0:
+            (tmp_path / "state" / "run-number-aa").symlink_to(outside)
+    assert (tmp_path / "state" / "run-number-aa").is_symlink()
+    assert_untouched(outside)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,10 @@ def test_an_edge_list_must_be_there_and_short(
 ) -> None:
     with pytest.raises(InputError, match=r"cannot read .*no\.csv .*check the name"):
         edges(path=str(tmp_path / "no.csv"))(3, Key(0))
+    os.mkfifo(tmp_path / "pipe")
+    for special in (tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(InputError, match="is not a regular file: check the name"):
+            edges(path=str(special))(3, Key(0))
     with pytest.raises(InputError, match=r"edges\(path='graph.csv'\)"):
         edges()
     monkeypatch.setattr(topology, "LARGEST_FILE", 3)

@@ -195,7 +195,7 @@ def write_server_run(
             {
                 **head,
                 "split": split,
-                "accuracy": float(model.mean()) - gap,
+                "accuracy": max(0.0, float(model.mean()) - gap),
                 **COSTS,
                 **({"attack_success": 1 / round} if attack else {}),
             }

@@ -20,6 +20,7 @@ import pytest
 from report.rich_runs import write_server_run
 
 from remanence.core.errors import InputError
+from remanence.core.safe_path import SafePath
 from remanence.report.live import make_server
 from remanence.report.live_state import ReportState, find_results, read_progress
 from remanence.results.ledger import header
@@ -226,7 +227,7 @@ def test_runs_are_found_below_a_folder(growing: Growing, tmp_path: Path) -> None
     growing.reach(1)
     (home / "notes.txt").touch()
     Growing(growing.whole, home / "another").reach(2)
-    assert find_results(home) == [home / "another", home / "run"]
+    assert find_results(home) == [SafePath(home) / "another", SafePath(home) / "run"]
     assert [run["round"] for run in ReportState([home]).state()["runs"]] == [2, 1]
 
 
@@ -237,7 +238,7 @@ def test_names_of_folders_stay_text(tmp_path: Path) -> None:
 
 
 def test_progress_of_a_finished_run(whole: Run) -> None:
-    progress = read_progress(whole.folder)
+    progress = read_progress(whole.files)
     assert progress is not None
     assert (
         progress["method"],

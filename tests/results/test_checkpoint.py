@@ -6,19 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from results.run_files import CONTENT, lengths_of, make_checkpoint_folder, prefixes
 
 from remanence.config import parse_experiment
-from remanence.core import pytree
-from remanence.core.files import sha256
+from remanence.core import pytree, safe_path
+from remanence.core.files import lock, sha256
 from remanence.core.pytree import Tree
+from remanence.core.safe_path import SafePath
 from remanence.core.types import ModelState
-from remanence.results import checkpoint
-from remanence.results.checkpoint import OWN, STATE, CheckpointStore, fingerprint, read_manifest
+from remanence.results.checkpoint import CheckpointStore, fingerprint
+from remanence.results.manifest import OWN, STATE, RunFile, read_manifest
 from remanence.training.server_step import Server
 from remanence.training.state import RunState
 
 CPU = torch.device("cpu")
 RUN = "an experiment"
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Path:
+    """The folder of the checkpoints in a run folder."""
+    return make_checkpoint_folder(tmp_path / "run", "metrics.jsonl", "ledger.bin")
 
 
 def state_at(round: int, own: dict[int, Tree] | None = None) -> RunState:
@@ -42,7 +50,7 @@ def state_at(round: int, own: dict[int, Tree] | None = None) -> RunState:
         round // 2,
         Server(ModelState(params, buffers), memory),
         own or {},
-        {"metrics.jsonl": 10 * round, "ledger.bin": 3},
+        prefixes(metrics_jsonl=10 * round, ledger_bin=3),
     )
 
 
@@ -58,7 +66,8 @@ def same(a: Tree, b: Tree) -> bool:
 
 
 def assert_same(a: RunState, b: RunState) -> None:
-    assert (a.round, a.time_step, a.file_lengths) == (b.round, b.time_step, b.file_lengths)
+    assert (a.round, a.time_step) == (b.round, b.time_step)
+    assert lengths_of(dict(a.committed)) == lengths_of(dict(b.committed))
     assert same(a.server.model.params, b.server.model.params)
     assert same(a.server.model.buffers, b.server.model.buffers)
     assert same(a.server.state, b.server.state)
@@ -187,16 +196,16 @@ def test_a_loaded_vault_goes_on_without_writing_what_is_there(tmp_path: Path) ->
 def test_leftovers_of_a_killed_process_are_no_checkpoint_and_go(tmp_path: Path) -> None:
     vault = CheckpointStore(tmp_path, RUN)
     vault.save(state_at(1))
-    half = tmp_path / ".round-0000002.999.tmp"
+    half = tmp_path / ".remanence-0123456789abcdef.tmp"
     half.mkdir()
     (half / STATE).write_bytes(b"half")
-    (tmp_path / OWN / ".client-0000000.round-0000002.safetensors.999.tmp").write_bytes(b"half")
+    (tmp_path / OWN / ".remanence-0123456789abcdef.tmp").write_bytes(b"half")
     loaded = load(tmp_path)
     assert loaded is not None
     assert loaded.round == 1
-    vault.save(state_at(2))
-    assert not half.exists()
-    assert list((tmp_path / OWN).iterdir()) == []
+    with lock(tmp_path.parent):  # as the next process does
+        assert not half.exists()
+        assert list((tmp_path / OWN).iterdir()) == []
 
 
 def test_a_write_that_fails_leaves_the_checkpoints_before_it(
@@ -208,12 +217,12 @@ def test_a_write_that_fails_leaves_the_checkpoints_before_it(
     def fail(file: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "flush", fail)
+    monkeypatch.setattr(safe_path, "flush", fail)
     with pytest.raises(OSError, match="No space left"):
         vault.save(state_at(2, {0: kept(2.0)}))
     monkeypatch.undo()
     assert rounds_kept(tmp_path) == ["round-0000001"]
-    assert list(tmp_path.glob(".round-*")) == []
+    assert list(tmp_path.glob(".remanence-*")) == []
     loaded = load(tmp_path)
     assert loaded is not None
     assert_same(loaded, state_at(1, {0: kept(1.0)}))
@@ -226,24 +235,23 @@ def test_a_write_that_fails_leaves_the_checkpoints_before_it(
 
 def test_the_manifest_says_what_belongs_together(tmp_path: Path) -> None:
     CheckpointStore(tmp_path, RUN).save(state_at(2, {0: kept(2.0)}))
-    manifest = read_manifest(tmp_path / "round-0000002")
-    assert (manifest["program"], manifest["format"], manifest["round"], manifest["time_step"]) == (
-        "remanence",
-        1,
-        2,
-        1,
-    )
-    assert manifest["file_lengths"] == {"metrics.jsonl": 20, "ledger.bin": 3}
-    assert manifest["files"][STATE] == sha256((tmp_path / "round-0000002" / STATE).read_bytes())
-    own = manifest["client_states"]["0"]
-    assert own["sha256"] == sha256((tmp_path / OWN / own["file"]).read_bytes())
+    manifest = read_manifest(SafePath(tmp_path) / "round-0000002")
+    assert (manifest.run, manifest.round, manifest.time_step) == (RUN, 2, 1)
+    assert manifest.run_files == {
+        "metrics.jsonl": RunFile(20, sha256(CONTENT[:20])),
+        "ledger.bin": RunFile(3, sha256(CONTENT[:3])),
+    }
+    assert manifest.state == sha256((tmp_path / "round-0000002" / STATE).read_bytes())
+    own = manifest.client_files[0]
+    assert own.sha256 == sha256((tmp_path / OWN / own.file).read_bytes())
 
 
 def test_a_folder_that_was_copied_still_loads(tmp_path: Path) -> None:
-    CheckpointStore(tmp_path / "here", RUN).save(state_at(2, {0: kept(2.0)}))
-    shutil.copytree(tmp_path / "here", tmp_path / "there")
-    shutil.rmtree(tmp_path / "here")
-    loaded = load(tmp_path / "there")
+    CheckpointStore(tmp_path, RUN).save(state_at(2, {0: kept(2.0)}))
+    there = tmp_path.parent.with_name("there")
+    shutil.copytree(tmp_path.parent, there)
+    shutil.rmtree(tmp_path.parent)
+    loaded = load(there / "checkpoints")
     assert loaded is not None
     assert_same(loaded, state_at(2, {0: kept(2.0)}))
 

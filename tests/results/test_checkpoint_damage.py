@@ -10,12 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from results.run_files import CONTENT, lengths_of, make_checkpoint_folder, prefixes
 from safetensors.torch import save
 
 from remanence.core.errors import CheckpointError
 from remanence.core.files import sha256
 from remanence.core.types import ModelState
-from remanence.results.checkpoint import MANIFEST, OWN, STATE, CheckpointStore
+from remanence.results.checkpoint import CheckpointStore
+from remanence.results.checkpoint_codec import make_metadata, read_bound
+from remanence.results.manifest import FORMAT, MANIFEST, OWN, STATE, ClientFile, bound_to_state
 from remanence.training.server_step import Server
 from remanence.training.state import RunState
 
@@ -31,13 +34,14 @@ def state_at(round: int) -> RunState:
         0,
         Server(ModelState({"w": here}, {}), {"part": {"m": here}}),
         {0: {"part": {"kept": here}}},
-        {"metrics.jsonl": round},
+        prefixes(metrics_jsonl=round),
     )
 
 
 def assert_whole(state: RunState | None, round: int) -> None:
     assert state is not None
-    assert (state.round, state.file_lengths) == (round, {"metrics.jsonl": round})
+    assert state.round == round
+    assert lengths_of(dict(state.committed)) == lengths_of(prefixes(metrics_jsonl=round))
     tensors = [
         state.server.model.params["w"],
         state.server.state["part"]["m"],
@@ -62,13 +66,13 @@ def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> No
     (folder / MANIFEST).write_text(json.dumps(manifest))
 
 
-def replace_state(folder: Path, tensors: dict[str, torch.Tensor] | None) -> None:
+def replace_state(
+    folder: Path, tensors: dict[str, torch.Tensor] | None, bound: dict[str, Any] | None = None
+) -> None:
     """A state file with an honest digest."""
-    content = (
-        save(tensors, metadata={"order": json.dumps(list(tensors))})
-        if tensors is not None
-        else b"\xff" * 100
-    )
+    bound = bound or read_bound((folder / STATE).read_bytes())
+    metadata = make_metadata(list(tensors or {}), bound)
+    content = save(tensors, metadata=metadata) if tensors is not None else b"\xff" * 100
     (folder / STATE).write_bytes(content)
     change_manifest(folder, lambda manifest: manifest["files"].update({STATE: sha256(content)}))
 
@@ -121,7 +125,45 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "no digest": (
         lambda f: change_manifest(f, lambda m: m.update(files={})),
-        "state.safetensors is damaged",
+        "its manifest.json has an entry of the wrong form",
+    ),
+    "of an earlier version": (
+        lambda f: change_manifest(f, lambda m: m.update(format=FORMAT - 1)),
+        "has format 1 of an earlier version, and this version reads 2: use that version",
+    ),
+    "another round": (
+        lambda f: change_manifest(f, lambda m: m.update(round=7)),
+        "its manifest.json is that of round 7",
+    ),
+    "another round, and the folder renamed": (
+        lambda f: (
+            change_manifest(f, lambda m: m.update(round=7)) or f.rename(f.parent / "round-0000007")
+        ),
+        "its manifest.json has another round than its state.safetensors",
+    ),
+    "another time step": (
+        lambda f: change_manifest(f, lambda m: m.update(time_step=3)),
+        "its manifest.json has another time_step than its state.safetensors",
+    ),
+    "a client left out": (
+        lambda f: change_manifest(f, lambda m: m.update(client_states={})),
+        "its manifest.json has another client_states than its state.safetensors",
+    ),
+    "a file of the run left out": (
+        lambda f: change_manifest(f, lambda m: m.update(run_files={})),
+        "its manifest.json has another run_files than its state.safetensors",
+    ),
+    "a flipped bit in a file of the run": (
+        lambda f: (f.parents[1] / "metrics.jsonl").write_bytes(b"\x00\x03"),
+        "metrics.jsonl was changed: the SHA-256 of its first 2 bytes is not the manifest's",
+    ),
+    "a file of the run that is cut short": (
+        lambda f: (f.parents[1] / "metrics.jsonl").write_bytes(CONTENT[:1]),
+        "metrics.jsonl has 1 bytes, and it covers 2",
+    ),
+    "another length of a file of the run": (
+        lambda f: change_manifest(f, lambda m: m["run_files"]["metrics.jsonl"].update(bytes=1)),
+        "metrics.jsonl was changed",
     ),
     "not safetensors": (
         lambda f: replace_state(f, None),
@@ -157,10 +199,10 @@ STRANGE: dict[str, Callable[[Path], Any]] = {
         f, lambda m: m["client_states"]["0"].update(file="client\x00")
     ),
     "a length in words": lambda f: change_manifest(
-        f, lambda m: m.update(file_lengths={"metrics.jsonl": "long"})
+        f, lambda m: m["run_files"]["metrics.jsonl"].update(bytes="long")
     ),
     "a length of nothing": lambda f: change_manifest(
-        f, lambda m: m.update(file_lengths={"metrics.jsonl": None})
+        f, lambda m: m["run_files"]["metrics.jsonl"].update(bytes=None)
     ),
     "a tensor that is also a folder": lambda f: replace_state(
         f, {"params": torch.zeros(1), "params/w": torch.zeros(1)}
@@ -172,10 +214,11 @@ STRANGE: dict[str, Callable[[Path], Any]] = {
 
 @pytest.fixture
 def two_checkpoints(tmp_path: Path) -> Path:
-    vault = CheckpointStore(tmp_path, RUN)
+    folder = make_checkpoint_folder(tmp_path / "run", "metrics.jsonl")
+    vault = CheckpointStore(folder, RUN)
     vault.save(state_at(1))
     vault.save(state_at(2))
-    return tmp_path
+    return folder
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -185,7 +228,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(two_checkpoints: Path, da
     warnings: list[str] = []
     assert_whole(load(two_checkpoints, warnings), 1)
     assert len(warnings) == 1
-    assert re.search(f"checkpoint round-0000002 is not used: .*{complaint}", warnings[0])
+    assert re.search(f"checkpoint round-000000[27] is not used: .*{complaint}", warnings[0])
 
 
 @pytest.mark.parametrize("damage", STRANGE)
@@ -203,7 +246,7 @@ def test_when_none_can_be_trusted_the_run_stops_and_says_why(two_checkpoints: Pa
         flip_a_byte(folder / STATE)
     with pytest.raises(
         CheckpointError,
-        match=r"no checkpoint in .* can be used \(round-0000002: .*; round-0000001: .*--overwrite",
+        match=r"no checkpoint in .* can be used \(.*round-0000002 .*; .*round-0000001 .*--overwrite",
     ):
         load(two_checkpoints)
 
@@ -218,15 +261,15 @@ def test_a_manifest_cannot_reach_outside_its_folder(two_checkpoints: Path) -> No
     content = save({"part/kept": torch.tensor([6.0])})
     secret.write_bytes(content)
     entry = {"file": f"../../{secret.name}", "sha256": sha256(content)}
+    bound = bound_to_state(2, 0, {0: ClientFile(**entry)}, ["metrics.jsonl"])
+    replace_state(two_checkpoints / "round-0000002", {"params/w": torch.tensor([2.0])}, bound)
     change_manifest(
         two_checkpoints / "round-0000002",
         lambda manifest: manifest.update(client_states={"0": entry}),
     )
     warnings: list[str] = []
-    state = load(two_checkpoints, warnings)
-    secret.unlink()
-    assert_whole(state, 1)
-    assert "cannot be read" in warnings[0]
+    assert_whole(load(two_checkpoints, warnings), 1)
+    assert "is not the name of a file" in warnings[0]
 
 
 def test_a_run_that_goes_on_from_the_older_one_replaces_the_damaged_one(

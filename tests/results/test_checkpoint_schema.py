@@ -4,6 +4,7 @@ from it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from remanence.core.errors import CheckpointError
+from remanence.core.files import FilePrefix
 from remanence.core.types import ModelState
 from remanence.results.checkpoint import CheckpointStore
 from remanence.results.checkpoint_schema import check_schema
@@ -92,9 +94,9 @@ def test_a_checkpoint_vouches_only_for_what_is_there(
     (tmp_path / "metrics.jsonl").write_bytes(b"0123456789")
     form = first_state(small_experiment("fedavg"))
     CheckpointStore(tmp_path / "checkpoints", "run").save(
-        replace(form, file_lengths={name: length})
+        replace(form, committed={name: FilePrefix(length, hashlib.sha256(b"0123456789"[:length]))})
     )
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used"):
         CheckpointStore(tmp_path / "checkpoints", "run").load(
-            torch.device("cpu"), lambda text: None, form
+            torch.device("cpu"), lambda text: None
         )

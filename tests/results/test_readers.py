@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, UnsafeFile
 from remanence.results.ledger import Ledger
 from remanence.results.readers import (
     check_metadata,
@@ -101,7 +101,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     kind = np.dtype([("round", "<i4"), ("time_step", "<i4")])
     for read in (read_toml, read_lines, Ledger.read, lambda path: read_records(path, kind, {})):
-        with pytest.raises(InputError, match=r"cannot read .* Is a directory"):
+        with pytest.raises(UnsafeFile, match="is a folder where a regular file belongs"):
             read(tmp_path)
 
 

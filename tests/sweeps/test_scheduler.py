@@ -10,6 +10,7 @@ import torch
 
 from remanence.config import parse_experiment
 from remanence.core.progress import NullProgress, SharedProgress
+from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps import scheduler
@@ -64,7 +65,7 @@ def test_the_rounds_of_a_stack_count_for_the_time_limit(monkeypatch: pytest.Monk
     monkeypatch.setattr(scheduler.RunBatcher, "run", lambda _, runs: [run() for run in runs])
     config, limit = parse_experiment({}, {"device": "cpu"}), TimeLimit(60)
     choice = EngineChoice("vectorized", 1, "as asked")
-    runs = [QueuedRun(Path(str(seed)), config, str(seed)) for seed in (0, 1)]
+    runs = [QueuedRun(SafePath(Path(str(seed))), config, str(seed)) for seed in (0, 1)]
     scheduler.run_all(runs, {"": choice}, "", progress=NullProgress(), time_limit=limit)
     assert limit.rounds == 5
 
@@ -78,7 +79,7 @@ def test_a_stack_computes_with_the_threads_of_its_engine(monkeypatch: pytest.Mon
     )
     config = parse_experiment({}, {"device": "cpu"})
     choice = EngineChoice("vectorized", before + 1, "as asked")
-    runs = [QueuedRun(Path(str(seed)), config, str(seed)) for seed in (0, 1)]
+    runs = [QueuedRun(SafePath(Path(str(seed))), config, str(seed)) for seed in (0, 1)]
     limit = TimeLimit(None)
     scheduler.run_all(runs, {"": choice}, "", progress=NullProgress(), time_limit=limit)
     assert seen == [before + 1]

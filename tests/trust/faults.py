@@ -170,6 +170,16 @@ FAULTS = (
     ),
     Fault(
         UNTRUSTED,
+        "links and special files in the place of files and folders of a run",
+        "rejected by name; nothing outside the folder is opened or changed",
+    ),
+    Fault(
+        UNTRUSTED,
+        "files of a run changed after the run",
+        "rejected by name; neither resumed, evaluated nor exported",
+    ),
+    Fault(
+        UNTRUSTED,
         "archive bombs and headers with too large sizes",
         "rejected before memory is allocated",
     ),

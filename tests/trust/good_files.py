@@ -8,6 +8,7 @@ import json
 import pickle
 import struct
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +45,10 @@ from remanence.peers.availability import parse_availability
 from remanence.peers.topology import TOPOLOGIES
 from remanence.report.figures import FIGURES
 from remanence.report.summary_text import summarize_groups
-from remanence.results.checkpoint import MANIFEST, OWN, STATE, CheckpointStore
+from remanence.results.checkpoint import CheckpointStore
+from remanence.results.checkpoint_codec import as_tree, to_bytes
+from remanence.results.checkpoint_schema import check_schema
+from remanence.results.manifest import MANIFEST, OWN, STATE, ClientFile, bound_to_state
 from remanence.results.run import (
     COMPARISON,
     CONFUSIONS,
@@ -266,16 +270,19 @@ def mend_checkpoint(path: Path) -> None:
         return
     manifest = path.parents[1] / "round-0000002" / MANIFEST
     entries = json.loads(manifest.read_text())
-    if path.name == STATE:
-        entries["files"][STATE] = sha256(content)
-    else:
+    state = path
+    if path.name != STATE:
         entries["client_states"]["0"]["sha256"] = sha256(content)
+        state = manifest.with_name(STATE)
+        clients = {0: ClientFile(**entries["client_states"]["0"])}
+        state.write_bytes(to_bytes(as_tree(small_state(2)), bound_to_state(2, 0, clients, ())))
+    entries["files"][STATE] = sha256(state.read_bytes())
     manifest.write_text(json.dumps(entries))
 
 
 def read_checkpoint(home: Path, number: int) -> None:
     CheckpointStore(home / "checkpoints", "run").load(
-        torch.device("cpu"), lambda text: None, small_state(0)
+        torch.device("cpu"), lambda text: None, partial(check_schema, schema=small_state(0))
     )
 
 

@@ -27,6 +27,7 @@ PLACES = {
     "checkpoint": (
         "results/checkpoint.py",
         "results/checkpoint_codec.py",
+        "results/manifest.py",
         "core/files.py",
         "core/safe_path.py",
         "core/temporary_files.py",

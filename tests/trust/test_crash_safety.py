@@ -231,19 +231,19 @@ def test_a_second_interrupt_ends_at_once_and_still_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second Ctrl-C arrives while the first one saves: the checkpoint is complete or missing."""
-    from remanence.results.checkpoint import CheckpointStore
+    from remanence.core.safe_path import SafePath
 
     start_run(small_config(rounds=5), tmp_path / "straight", module=seeded_net())
-    write, saves = CheckpointStore._write_folder, []
+    write, saves = SafePath.write_folder, []
 
-    def interrupted(self: CheckpointStore, name: str, files: dict[str, bytes]) -> None:
-        saves.append(name)
+    def interrupted(self: SafePath, files: dict[str, bytes]) -> None:
+        saves.append(self.name)
         if len(saves) == 2:  # the first is that of round 0
             raise KeyboardInterrupt
-        write(self, name, files)
+        write(self, files)
 
     with monkeypatch.context() as patch:
-        patch.setattr(CheckpointStore, "_write_folder", interrupted)
+        patch.setattr(SafePath, "write_folder", interrupted)
         with pytest.raises(KeyboardInterrupt):
             start_run(
                 small_config(rounds=5, **{"checkpoint.seconds": 1000}),

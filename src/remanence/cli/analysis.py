@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from remanence.cli.options import AllowCode, AsJson, Client, DataDir, Folders
+from remanence.core.errors import NOTHING_LEARNED
+from remanence.results.manifest import LoadedCheckpoint
 
 
 def report(
@@ -105,15 +108,16 @@ def evaluate(
     result = evaluate_model(done, source, client=client)
     if as_json:
         print(json.dumps({"warnings": done.warnings} | result))
-        return
-    for text in done.warnings:
-        print(f"Warning: the run {text}")
-    print(
-        f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss"
-        f" {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"
-    )
-    for name, value in zip(source.classes, result["per_class"], strict=True):
-        print(f"  {name:20s} {_percent(value)}")
+    else:
+        for text in done.warnings:
+            print(f"Warning: the run {text}")
+        print(
+            f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss"
+            f" {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"
+        )
+        for name, value in zip(source.classes, result["per_class"], strict=True):
+            print(f"  {name:20s} {_percent(value)}")
+    _report_skipped(LoadedCheckpoint(result["round"], tuple(result["skipped"])))
 
 
 def export(
@@ -135,15 +139,35 @@ def export(
     ] = None,
     client: Client = None,
     allow_code: AllowCode = False,
+    as_json: AsJson = False,
 ) -> None:
     """Export the trained model, or the metrics over rounds, for use in other programs."""
     from remanence.api import load_trusted
-    from remanence.export import TRACKERS
+    from remanence.export import TRACKERS, describe_checkpoint, export_model
     from remanence.export import export as write
 
     done = load_trusted(folder, allow_code or kind in TRACKERS)  # metrics need no model
-    for path in write(done, out, kind, client=client):
-        print(path)
+    if kind in TRACKERS:
+        files, checkpoint = write(done, out, kind), None
+    else:
+        files, checkpoint = export_model(done, out, kind, client=client)
+    if as_json:
+        read = {} if checkpoint is None else describe_checkpoint(checkpoint)
+        print(json.dumps({"files": [str(path) for path in files], **read}))
+    else:
+        print(*files, sep="\n")
+    if checkpoint is not None:
+        if not as_json:
+            print(f"model after round {checkpoint.round}")
+        _report_skipped(checkpoint)
+
+
+def _report_skipped(checkpoint: LoadedCheckpoint) -> None:
+    """Say which checkpoints were not used, and exit where nothing that was trained is left."""
+    if checkpoint.skipped:
+        print(f"remanence: {checkpoint.describe()}", file=sys.stderr)
+    if checkpoint.lost_everything:
+        raise typer.Exit(NOTHING_LEARNED)
 
 
 def _percent(value: float | None) -> str:

@@ -23,8 +23,8 @@ from remanence.version import __version__
 UsageError: Any = typer.BadParameter.__base__
 EXIT_CODES = (
     "Exit codes: 0 done; 1 failed; 2 a setting, file or argument cannot be used; 65 done, but a"
-    " run learned nothing (its model is the untrained one); 75 --time-limit reached, all saved;"
-    " 130 Ctrl-C and 143 SIGTERM, all saved."
+    " run learned nothing, or only its untrained model can be read; 75 --time-limit reached, all"
+    " saved; 130 Ctrl-C and 143 SIGTERM, all saved."
 )
 
 app = typer.Typer(

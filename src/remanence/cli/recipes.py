@@ -92,6 +92,7 @@ def reproduce(
             f"--out is missing: name a folder for the runs of {name}, or print the --plan first"
         )
     from remanence.core.progress import make_progress
+    from remanence.core.safe_path import SafePath
     from remanence.recipes import reproduce as run_recipe
     from remanence.rounds.time_limit import TimeLimit
 
@@ -104,7 +105,7 @@ def reproduce(
         time_limit=TimeLimit(time_limit),
     )
     if as_json:
-        print((out / "outcome.json").read_text())
+        print((SafePath(out) / "outcome.json").read().decode())
     elif not quiet:
         _print_result(done, out)
     from remanence.results.run import Comparison
@@ -150,6 +151,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
 def _print_result(done: ResultOutcome, out: Path) -> None:
     from rich.console import Console
 
+    from remanence.core.safe_path import SafePath
     from remanence.metrics.groups import group_runs
     from remanence.recipes.figure_data import PICTURE
     from remanence.recipes.reproduce import PAGE
@@ -166,5 +168,7 @@ def _print_result(done: ResultOutcome, out: Path) -> None:
     for text in list_warnings(group_runs([Comparison(out)])):
         console.print(f"Warning: {text}", markup=False, highlight=False)
     files = (("page", PAGE), ("figure", PICTURE), ("report", REPORT))
-    written = [f"{kind}: {out / file}" for kind, file in files if (out / file).exists()]
+    written = [
+        f"{kind}: {out / file}" for kind, file in files if (SafePath(out) / file).is_regular_file()
+    ]
     print("\n".join([*describe_notes(done), *describe_claims(done), *written]))

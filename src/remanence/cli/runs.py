@@ -164,7 +164,7 @@ def resume(
     done = api.resume(
         folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code
     )
-    print_summary(done.folder, quiet, as_json)
+    print_summary(done.folder, quiet, as_json, done.resumptions)
 
 
 def _parse_grid(text: str) -> tuple[str, list[Any]]:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from remanence.core.errors import NOTHING_LEARNED
+from remanence.results.manifest import LoadedCheckpoint
+
+Resumed = Sequence[tuple[str, LoadedCheckpoint]]  # by the name of the run's folder
 
 
-def print_summary(folder: Path, quiet: bool, as_json: bool) -> None:
+def print_summary(folder: Path, quiet: bool, as_json: bool, resumed: Resumed = ()) -> None:
     """Write the report of a run or a comparison, and print its results and the report's path.
+
+    Args:
+        folder: Of the run or comparison.
+        quiet: Print nothing.
+        as_json: Print an object.
+        resumed: The runs that were resumed, and from which checkpoints.
 
     Raises:
         typer.Exit: A run learned nothing; the exit code says so.
@@ -29,9 +40,11 @@ def print_summary(folder: Path, quiet: bool, as_json: bool) -> None:
     if as_json:
         from dataclasses import asdict
 
-        results = [asdict(row) for row in rows]
         summary = {"warnings": warnings, "folder": str(folder), "report": str(page)}
-        print(json.dumps(summary | {"results": results}))
+        resumptions = [{"run": name, **asdict(checkpoint)} for name, checkpoint in resumed]
+        results = {"results": [asdict(row) for row in rows]}
+        more = {"resumed": resumptions} if resumptions else {}
+        print(json.dumps(summary | results | more))
     elif not quiet:
         from rich.console import Console
 
@@ -39,7 +52,12 @@ def print_summary(folder: Path, quiet: bool, as_json: bool) -> None:
         for text in warnings:
             console.print(f"Warning: {text}", markup=False, highlight=False)
         console.print(render_text(rows))
+        for name, checkpoint in resumed:
+            print(f"{name}: resumed after round {checkpoint.round}")
         print(f"report: {page}")
+    for name, checkpoint in resumed:
+        if checkpoint.skipped:
+            print(f"remanence: {name}: {checkpoint.describe()}", file=sys.stderr)
     exit_unless_learned(done.learned)
 
 

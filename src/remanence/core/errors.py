@@ -55,7 +55,8 @@ class LearnedNothing(UserWarning):
     """A run ended with the untrained model, or diverged; its numbers measure no learning."""
 
 
-NOTHING_LEARNED = 65  # a run ended and learned nothing: "data error", from sysexits.h
+# a run learned nothing, or only its state before round 1 can be read: "data error", from sysexits.h
+NOTHING_LEARNED = 65
 INTERRUPTED = 130  # Ctrl-C, as shells report it
 OUT_OF_TIME = 75  # --time-limit: "temporary failure, try again", from sysexits.h
 TERMINATED = 143  # SIGTERM, as shells report it

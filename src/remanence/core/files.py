@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -16,12 +17,17 @@ from remanence.core.safe_path import SafePath
 from remanence.core.temporary_files import TEMPORARY, try_lock
 
 LOCK = ".lock"
+PIECE = 1 << 20  # bytes of a file that are hashed at once
 SWEPT_LEVELS = 4  # comparison/runs/NAME/checkpoints/client_states
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file that the user named completely or not at all."""
-    (SafePath(path.parent) / path.name).write(content)
+def write_atomically(path: Path | SafePath, content: bytes) -> None:
+    """Replace a file that the user named completely or not at all, and delete what killed processes
+    did not finish writing beside it.
+    """
+    file = SafePath.of_file(path)
+    file.parent.sweep()
+    file.write(content)
 
 
 def flush_folder(folder: Path) -> None:
@@ -37,8 +43,35 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+@dataclass(frozen=True, eq=False)
+class FilePrefix:
+    """The beginning of an append-only file: what belongs to a state of a run.
+
+    Args:
+        length: In bytes.
+        hash: SHA-256 of these bytes. It is not updated; a copy goes on with the bytes after them.
+    """
+
+    length: int
+    hash: hashlib._Hash
+
+    @property
+    def sha256(self) -> str:
+        return self.hash.hexdigest()
+
+    @classmethod
+    def read(cls, file: SafePath, length: int) -> FilePrefix:
+        """Hash the first `length` bytes of a file, or all where it has fewer."""
+        digest, left = hashlib.sha256(), length
+        with file.reader() as opened:
+            while left and (content := opened.read(min(left, PIECE))):
+                digest.update(content)
+                left -= len(content)
+        return cls(length - left, digest)
+
+
 @contextmanager
-def translate_disk_errors(folder: Path, *, resumable: bool = False) -> Iterator[None]:
+def translate_disk_errors(folder: Path | SafePath, *, resumable: bool = False) -> Iterator[None]:
     """Raise an error of one sentence for a full or read-only disk; saved files stay valid.
 
     Args:
@@ -96,12 +129,11 @@ def _release_locks() -> None:
 os.register_at_fork(after_in_child=_release_locks)
 
 
-def _holds_results(folder: Path) -> bool:
+def _holds_results(folder: SafePath) -> bool:
     """Whether a folder has files, apart from those that a killed process can have left behind
     before it wrote any result.
     """
-    names = SafePath(folder).list_names()
-    return any(name != LOCK and not TEMPORARY.fullmatch(name) for name in names)
+    return any(name != LOCK and not TEMPORARY.fullmatch(name) for name in folder.list_names())
 
 
 def _file_in_the_way(folder: Path) -> Path | None:
@@ -110,46 +142,63 @@ def _file_in_the_way(folder: Path) -> Path | None:
     return next((path for path in paths if path.exists() and not path.is_dir()), None)
 
 
-def make_folder(folder: Path) -> None:
+def check_no_file(path: Path, usage: str) -> None:
+    """Refuse a file in place of a folder that the user named, or of one of its parents.
+
+    Args:
+        path: The folder.
+        usage: What names a folder, for the message.
+    """
+    blocking = _file_in_the_way(path)
+    if blocking is not None:
+        raise InputError(f"{blocking} is a file: {usage}")
+
+
+def make_folder(folder: Path | SafePath) -> None:
     """Create a folder for output and its parents, unless they exist.
 
     Raises:
         InputError: A file stands in the way, or the disk cannot be written.
     """
-    blocking = _file_in_the_way(folder)
+    folder = SafePath.of(folder)
+    blocking = _file_in_the_way(folder.root)
     if blocking is not None:
         raise InputError(f"cannot write to {folder}: {blocking} is a file; choose another folder")
     with translate_disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.make_folder()
 
 
-def check_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
+def _output_dir(folder: Path | SafePath) -> SafePath:
+    """A folder for output, by its own name: a link that the user named stays a link to the new
+    one.
+    """
+    return folder if isinstance(folder, SafePath) else SafePath.of_file(folder.resolve())
+
+
+def check_output_dir(folder: Path | SafePath, overwrite: bool, marks: tuple[str, ...]) -> None:
     """Check that `create_output_dir` can create a folder, without changing anything; arguments and
     errors are those of `create_output_dir`.
     """
-    blocking = _file_in_the_way(folder)
-    if blocking is not None:
-        raise InputError(f"{blocking} is a file: --out names a folder")
-    folder = folder.resolve()
-    if not _holds_results(folder):
+    check_no_file(SafePath.of(folder).root, "--out names a folder")
+    place = _output_dir(folder)
+    if not _holds_results(place):
         return
-    ours = any((folder / mark).exists() for mark in marks)
+    ours = any((place / mark).is_regular_file() for mark in marks)
     if not overwrite:
         cure = (
-            f"go on with remanence resume {folder}, start anew with --overwrite,"
+            f"go on with remanence resume {place}, start anew with --overwrite,"
             " or choose another --out"
             if ours
             else "choose another --out"
         )
-        raise InputError(f"{folder} exists and is not empty: {cure}")
+        raise InputError(f"{place} exists and is not empty: {cure}")
     if not ours:
         raise InputError(
-            f"{folder} is not a run of ours, so --overwrite will not delete it: choose"
-            " another --out"
+            f"{place} is not a run of ours, so --overwrite will not delete it: choose another --out"
         )
 
 
-def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> None:
+def create_output_dir(folder: Path | SafePath, overwrite: bool, marks: tuple[str, ...]) -> None:
     """Create an output folder.
 
     Args:
@@ -161,11 +210,11 @@ def create_output_dir(folder: Path, overwrite: bool, marks: tuple[str, ...]) -> 
         InputError: The folder cannot be used.
     """
     check_output_dir(folder, overwrite, marks)
-    folder = folder.resolve()  # a link to a run stays a link to the new one
-    if _holds_results(folder):
-        with lock(folder):
-            (SafePath(folder.parent) / folder.name).delete_folder()
-    make_folder(folder)
+    place = _output_dir(folder)
+    if _holds_results(place):
+        with lock(place):
+            place.delete_folder()
+    make_folder(place)
 
 
 def folder_name(text: str) -> str:

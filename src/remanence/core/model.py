@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -175,7 +175,7 @@ def functionalize(
     _check_names(template)
     names = {id(p): name for name, p in template.named_parameters()}  # a tied weight has one name
     dropout_keys = tuple(name for name, _ in template.named_buffers() if name.split(".")[-1] == KEY)
-    initial = _initial_state(template, dropout_keys)
+    initial = state_of(template, dropout_keys)
     template.requires_grad_(False)
     head_path = find_head(template, classes)
     predict = copy.deepcopy(template).eval()
@@ -203,14 +203,16 @@ def functionalize(
     return replace(model, uses_view=uses_view)
 
 
-def _initial_state(template: nn.Module, dropout_keys: tuple[str, ...]) -> ModelState:
+def state_of(module: nn.Module, without: Sequence[str] = ()) -> ModelState:
+    """A copy of a module's parameters and buffers; a tied weight appears once.
+
+    Args:
+        module: The module.
+        without: Names of buffers that are left out.
+    """
     return ModelState(
-        {name: p.detach().clone() for name, p in template.named_parameters()},
-        {
-            name: b.detach().clone()
-            for name, b in template.named_buffers()
-            if name not in dropout_keys
-        },
+        {name: p.detach().clone() for name, p in module.named_parameters()},
+        {name: b.detach().clone() for name, b in module.named_buffers() if name not in without},
     )
 
 

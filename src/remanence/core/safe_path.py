@@ -15,7 +15,7 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,11 @@ class SafePath:
         """A folder that the user named, or one that is inside another."""
         return folder if isinstance(folder, SafePath) else cls(folder)
 
+    @classmethod
+    def of_file(cls, path: Path | SafePath) -> SafePath:
+        """A file that the user named, or one that is inside another folder."""
+        return path if isinstance(path, SafePath) else cls(path.parent) / path.name
+
     def __truediv__(self, name: str) -> SafePath:
         if name in ("", ".", "..") or any(sign in name for sign in ("/", os.sep, "\0")):
             raise InputError(f"{name!r:.80} is not the name of a file in {self}")
@@ -90,7 +95,7 @@ class SafePath:
         """The folder that holds it; not defined for the root."""
         return SafePath(self.root, self.names[:-1])
 
-    def is_file(self) -> bool:
+    def is_regular_file(self) -> bool:
         """Whether there is a regular file; False where there is nothing."""
         return self.status(FILE) is not None
 
@@ -112,13 +117,35 @@ class SafePath:
             return sorted(os.listdir(folder))
         return []
 
+    def list_files(self) -> dict[str, os.stat_result]:
+        """The sizes and times of the regular files in a folder, by name, sorted."""
+        return self._list(stat.S_ISREG)
+
+    def list_folders(self) -> list[str]:
+        """The names of the folders in a folder, sorted, without links to folders."""
+        return list(self._list(stat.S_ISDIR))
+
+    def _list(self, of_kind: Callable[[int], bool]) -> dict[str, os.stat_result]:
+        with suppress(*_NOTHING_THERE), self._open_folder() as folder:
+            found = {name: status_of(name, folder) for name in sorted(os.listdir(folder))}
+            return {
+                name: status
+                for name, status in found.items()
+                if status is not None and of_kind(status.st_mode)
+            }
+        return {}
+
+    def reader(self) -> IO[bytes]:
+        """Open a file for reading."""
+        return os.fdopen(self._open(os.O_RDONLY), "rb")
+
     def read(self, limit: int | None = None) -> bytes:
         """The content of a file, as long as the file is when it is opened.
 
         Args:
             limit: The most bytes to return; None: all.
         """
-        with os.fdopen(self._open(os.O_RDONLY), "rb") as file:
+        with self.reader() as file:
             size = os.fstat(file.fileno()).st_size
             return file.read(size if limit is None else min(size, limit))
 

@@ -19,9 +19,10 @@ import numpy as np
 
 from remanence.config import Experiment, write_toml
 from remanence.core.errors import InputError, RunFailed
-from remanence.core.files import create_output_dir, lock, translate_disk_errors, write_atomically
+from remanence.core.files import create_output_dir, lock, translate_disk_errors
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress
+from remanence.core.safe_path import SafePath
 from remanence.experiment.build import BuiltExperiment
 from remanence.flower.deployment import (
     bind_to_sites,
@@ -67,7 +68,7 @@ def run_experiment(
     name = str(uuid.uuid4()) if existing is None else existing
     if existing is None:
         create_output_dir(out, False, (EXPERIMENT, COMPARISON))
-    log = make_log(out / LOG, progress.log)
+    log = make_log(SafePath(out) / LOG, progress.log)
     num_clients = experiment.task.info.num_clients
     common_header = {
         "run": name,
@@ -108,12 +109,12 @@ def run_experiment(
 def _write_config(out: Path, experiment: BuiltExperiment, name: str) -> None:
     metadata = experiment.metadata | {"engine": "flower: real sites", RUN_NAME: name}
     content = write_toml(experiment.config, {METADATA: metadata})
-    write_atomically(out / EXPERIMENT, content.encode())
+    (SafePath(out) / EXPERIMENT).write(content.encode())
 
 
 def _find_run(out: Path, config: Experiment) -> str | None:
     """The name of the run in a folder; None if there is none yet."""
-    if not (out / EXPERIMENT).exists():
+    if not (SafePath(out) / EXPERIMENT).is_regular_file():
         return None
     run = Run(out)
     if fingerprint(run.config) != fingerprint(config) or RUN_NAME not in run.metadata:
@@ -173,13 +174,14 @@ def describe_cost(session: Session, transport: Transport, rounds: int) -> str:
     )
 
 
-def make_log(path: Path, show: Callable[[str], None]) -> Callable[[str], None]:
+def make_log(path: SafePath, show: Callable[[str], None]) -> Callable[[str], None]:
     """A function that shows a sentence and appends it, with the time, to a file."""
 
     def log(text: str) -> None:
         line = " ".join(text.split())
-        with path.open("a", encoding="utf-8") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+        with path.append() as file:
+            entry = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n"
+            file.write(entry.encode(errors="replace"))
         show(line)
 
     return log

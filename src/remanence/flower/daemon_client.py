@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 from remanence.core.errors import InputError, RunFailed
+from remanence.core.safe_path import SafePath
 from remanence.flower.settings import SiteFile
 from remanence.flower.wire import WireMessage, from_bytes, to_bytes
 
@@ -70,7 +71,7 @@ def start_daemon(site: SiteFile) -> subprocess.Popen[bytes]:
         "--owner",
         str(os.getppid()),
     ]
-    with (site.state / LOG).open("ab") as log:
+    with (SafePath(site.state) / LOG).append() as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )

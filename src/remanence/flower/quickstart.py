@@ -13,6 +13,7 @@ from remanence.config import Experiment, parse_experiment, write_toml
 from remanence.core.compose import parse_method
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.files import create_output_dir
+from remanence.core.safe_path import SafePath
 from remanence.flower.app_files import write_app
 from remanence.flower.processes import HOST, Federation
 from remanence.methods import PARTS
@@ -77,7 +78,7 @@ def run_quickstart(
     finally:
         federation.stop()
     folder = out / "runs" / "quickstart"
-    if not (folder / EXPERIMENT).exists():
+    if not (SafePath(folder) / EXPERIMENT).is_regular_file():
         raise RunFailed(f"the run did not start: see {out / 'run.log'} and {out / 'superlink.log'}")
     return folder
 

@@ -15,20 +15,21 @@ comes back under another node id finds its files.
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import torch
 
 from remanence.core import pytree
-from remanence.core.files import write_atomically
 from remanence.core.pytree import Tree
+from remanence.core.safe_path import FOLDER, SafePath
 from remanence.flower.policy import Declined
 from remanence.flower.wire import WireError, WireMessage, from_bytes, to_bytes
 
 KEPT = 2  # newest states of a client, besides the named one
 REPLIES = 2
 RUNS = 8
+_RUN = re.compile(r"[0-9a-z-]{8,64}")
+_REPLY = re.compile(r"reply-.*\.safetensors")
 _ROUND = re.compile(r"round-(\d{7,})\.safetensors")
 
 
@@ -41,9 +42,10 @@ class SiteStorage:
     """
 
     def __init__(self, folder: Path, run: str):
-        if not re.fullmatch(r"[0-9a-z-]{8,64}", run):  # it becomes the name of a folder
+        if not _RUN.fullmatch(run):  # it becomes the name of a folder
             raise Declined("malformed", f"{run!r} is not the name of a run")
-        self.root, self.folder = folder, folder / run
+        self.root = SafePath(folder)
+        self.folder = self.root / run
 
     def load(self, client: int, round: int) -> Tree | None:
         """A client's state after a round; None if there is none, or if the file is damaged."""
@@ -61,18 +63,16 @@ class SiteStorage:
         """
         flat = {name: x.detach().cpu().numpy() for name, x in pytree.flatten(state).items()}
         path = self._state_file(client, round)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, to_bytes(WireMessage({"client": client, "round": round}, flat)))
+        path.parent.make_folder()
+        path.write(to_bytes(WireMessage({"client": client, "round": round}, flat)))
         for old in self.rounds(client)[:-KEPT]:
             if old != start_round:
-                self._state_file(client, old).unlink(missing_ok=True)
+                self._state_file(client, old).delete()
 
     def rounds(self, client: int) -> list[int]:
         """The rounds of which a client's state is stored, ascending."""
         folder = self._state_file(client, 0).parent
-        matches = (
-            _ROUND.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ())
-        )
+        matches = (_ROUND.fullmatch(name) for name in folder.list_files())
         return sorted(int(match[1]) for match in matches if match)
 
     def load_stats(self, client: int, time_step: int) -> Tree | None:
@@ -81,49 +81,46 @@ class SiteStorage:
 
     def store_stats(self, client: int, time_step: int, stats: Tree) -> None:
         path = self._stats_file(client, time_step)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.make_folder()
         arrays = {name: x.detach().cpu().numpy() for name, x in stats.items()}
-        write_atomically(path, to_bytes(WireMessage({}, arrays)))
+        path.write(to_bytes(WireMessage({}, arrays)))
 
     def find_reply(self, round: int, digest: str) -> WireMessage | None:
         """The stored reply to a request; None if the request is new or the file is damaged."""
         try:
-            return from_bytes(self._reply_file(round, digest).read_bytes())
+            return from_bytes(self._reply_file(round, digest).read())
         except (FileNotFoundError, WireError):
             return None
 
     def store_reply(self, round: int, digest: str, reply: WireMessage) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._reply_file(round, digest), to_bytes(reply))
-        replies = sorted(
-            self.folder.glob("reply-*.safetensors"), key=lambda path: path.stat().st_mtime_ns
-        )
-        for old in replies[:-REPLIES]:
-            old.unlink(missing_ok=True)
+        self.folder.make_folder()
+        self._reply_file(round, digest).write(to_bytes(reply))
+        files = self.folder.list_files()
+        replies = [name for name in files if _REPLY.fullmatch(name)]
+        for name in sorted(replies, key=lambda name: files[name].st_mtime_ns)[:-REPLIES]:
+            (self.folder / name).delete()
         self._prune_runs()
 
     def _prune_runs(self) -> None:
-        runs = sorted(
-            (path for path in self.root.iterdir() if path.is_dir()),
-            key=lambda path: path.stat().st_mtime_ns,
-        )
-        for old in runs[:-RUNS]:
+        runs = [self.root / name for name in self.root.list_folders() if _RUN.fullmatch(name)]
+        times = {run: status.st_mtime_ns for run in runs if (status := run.status(FOLDER))}
+        for old in sorted(times, key=lambda run: times[run])[:-RUNS]:
             if old != self.folder:
-                shutil.rmtree(old, ignore_errors=True)
+                old.delete_folder()
 
-    def _state_file(self, client: int, round: int) -> Path:
+    def _state_file(self, client: int, round: int) -> SafePath:
         return self.folder / f"client-{client:07d}" / f"round-{round:07d}.safetensors"
 
-    def _stats_file(self, client: int, time_step: int) -> Path:
+    def _stats_file(self, client: int, time_step: int) -> SafePath:
         return self.folder / f"client-{client:07d}" / f"stats-{time_step:07d}.safetensors"
 
-    def _reply_file(self, round: int, digest: str) -> Path:
+    def _reply_file(self, round: int, digest: str) -> SafePath:
         return self.folder / f"reply-{round:07d}-{digest[:32]}.safetensors"
 
 
-def _read_arrays(path: Path) -> Tree | None:
+def _read_arrays(path: SafePath) -> Tree | None:
     try:
-        arrays = from_bytes(path.read_bytes()).arrays
+        arrays = from_bytes(path.read()).arrays
     except (FileNotFoundError, WireError):
         return None
     return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}

@@ -39,12 +39,16 @@ def ledger_of(run: Run) -> Ledger | None:
         return None
 
 
-def damaged_ledgers(groups: Sequence[Group]) -> list[str]:
-    """The names of runs whose ledger exists but cannot be read."""
-    runs = [run for group in groups for run in group.runs]
-    return [
-        run.folder.name for run in runs if (run.folder / LEDGER).exists() and ledger_of(run) is None
-    ]
+def damaged_ledgers(groups: Sequence[Group]) -> dict[str, str]:
+    """Why a ledger that exists cannot be read, by the name of its run."""
+    problems = {}
+    for run in (run for group in groups for run in group.runs):
+        if run.has_recorded(LEDGER):
+            try:
+                run.ledger  # noqa: B018
+            except InputError as error:
+                problems[run.folder.name] = str(error).replace(f"{run.folder}/", "")
+    return problems
 
 
 def shares_of(run: Run) -> np.ndarray | None:

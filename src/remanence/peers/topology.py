@@ -126,6 +126,8 @@ def edges(*, path: str = "") -> Topology:
 
 def _read_lines(path: Path) -> list[str]:
     try:
+        if path.exists() and not path.is_file():  # a pipe or a device could be read forever
+            raise InputError(f"topology edges: {path} is not a regular file: check the name")
         if path.stat().st_size > LARGEST_FILE:
             raise InputError(
                 f"topology edges: {path} is larger than {LARGEST_FILE} bytes: an edge list is"

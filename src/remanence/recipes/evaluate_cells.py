@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from remanence.core import expressions
+from remanence.core.safe_path import SafePath
 from remanence.data.downloads import download_hint
 from remanence.recipes.claims import evaluate_claims
 from remanence.recipes.measures import MEASURES, CellEvidence, RecipeMeasure
@@ -19,11 +20,11 @@ RunsByCell = dict[tuple[str, str], tuple[Run, ...]]
 
 def find_finished(plan: ResultPlan, folder: Path) -> dict[str, Run]:
     """The finished runs of a plan, by name."""
-    runs = {run.name: Run(folder / RUNS / run.name) for run in plan.runs}
+    runs = {run.name: Run(SafePath.of(folder) / RUNS / run.name) for run in plan.runs}
     return {
         name: run
         for name, run in runs.items()
-        if (run.folder / EXPERIMENT).exists() and run.reached_end
+        if (run.files / EXPERIMENT).is_regular_file() and run.reached_end
     }
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError
+from remanence.core.safe_path import SafePath
 from remanence.recipes.claims import evaluate_claims
 from remanence.recipes.loader import load_recipe
 from remanence.recipes.plan import make_plan
@@ -18,6 +19,7 @@ from remanence.recipes.tables import ResultOutcome
 from remanence.results.readers import read_json
 
 OUTCOME = "outcome.json"
+LARGEST_OUTCOME = 64 << 20  # bytes
 # entries that `read_outcome` needs
 REQUIRED = (
     "result",
@@ -41,15 +43,17 @@ def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
         The result, and the whole content of `outcome.json`.
     """
     try:
-        metadata: dict[str, Any] = read_json(folder / OUTCOME)
+        metadata = read_json(SafePath.of(folder) / OUTCOME, LARGEST_OUTCOME)
     except InputError:
         raise
-    except FileNotFoundError:
+    except (ValueError, RecursionError) as error:  # neither UTF-8 nor JSON
+        raise _damaged(folder, str(error)) from None
+    if metadata is None:
         raise InputError(
             f"{folder} has no {OUTCOME}: give folders that remanence reproduce has finished"
-        ) from None
-    except ValueError as error:  # neither UTF-8 nor JSON
-        raise _damaged(folder, str(error)) from None
+        )
+    if not isinstance(metadata, dict):
+        raise _damaged(folder, "it is not an object")
     missing = [name for name in REQUIRED if name not in metadata]
     if missing:
         raise _damaged(folder, f"it has no {missing[0]}")

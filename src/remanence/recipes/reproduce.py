@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError, Stopped, unknown
-from remanence.core.files import lock, translate_disk_errors, write_atomically
+from remanence.core.files import lock, translate_disk_errors
 from remanence.core.progress import NullProgress, Progress
+from remanence.core.safe_path import SafePath
 from remanence.data.downloads import download_hint, is_missing
 from remanence.experiment.build import check_names
 from remanence.recipes.evaluate_cells import collect, find_finished
@@ -166,11 +167,12 @@ def write_result(plan: ResultPlan, out: Path, request: Mapping[str, Any]) -> Res
     finished = find_finished(plan, out)
     outcome, cells = collect(plan, finished)
     metadata = _describe_outcome(outcome, request, list(finished.values()))
-    write_atomically(out / OUTCOME, json.dumps(metadata, indent=1, allow_nan=False).encode())
-    write_atomically(out / PAGE, describe_result(outcome, metadata).encode())
-    write_atomically(out / TABLE, as_csv(outcome).encode())
+    folder = SafePath.of(out)
+    (folder / OUTCOME).write(json.dumps(metadata, indent=1, allow_nan=False).encode())
+    (folder / PAGE).write(describe_result(outcome, metadata).encode())
+    (folder / TABLE).write(as_csv(outcome).encode())
     if plan.recipe.figure_kind:
-        write_atomically(out / FIGURE, figure_csv(plan.recipe.figure_kind, cells).encode())
+        (folder / FIGURE).write(figure_csv(plan.recipe.figure_kind, cells).encode())
     return outcome
 
 
@@ -181,10 +183,10 @@ def write_figure(outcome: ResultOutcome, out: Path) -> None:
         return
     from remanence.recipes.figure_plots import draw_figure
 
-    data = (out / FIGURE).read_text(encoding="utf-8")
+    data = (SafePath.of(out) / FIGURE).read().decode()
     png = draw_figure(recipe.figure_kind, data, recipe.title)
     if png is not None:
-        write_atomically(out / PICTURE, png)
+        (SafePath.of(out) / PICTURE).write(png)
 
 
 def _find_missing(recipe: Recipe, plan: ResultPlan, root: str) -> list[str]:

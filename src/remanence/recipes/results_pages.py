@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remanence.config import read_toml
 from remanence.core.errors import InputError
-from remanence.core.files import write_atomically
+from remanence.core.files import make_folder, write_atomically
+from remanence.core.safe_path import SafePath
 from remanence.recipes.claims import evaluate_claims
 from remanence.recipes.estimate import H200, estimate, readable
 from remanence.recipes.figure_data import FIGURE, PICTURE
@@ -25,7 +25,7 @@ from remanence.recipes.tables import (
 from remanence.report.figure_files import require_matplotlib
 from remanence.report.table_columns import readable_seconds
 from remanence.report.tables import escape_markdown as escape
-from remanence.results.readers import read_bytes
+from remanence.results.readers import read_bytes, read_toml
 
 OUTCOMES, REMARKS = "outcomes", "remarks.toml"
 # Changes of these settings do not change the experiment itself.
@@ -65,19 +65,19 @@ def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     Returns:
         The pages.
     """
-    target = Path(out)
+    target = SafePath(Path(out))
     results = _read_results([Path(folder) for folder in folders])
     remarks = read_remarks(target / REMARKS)
     results = _draw_figures(results)
-    target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     for result in results:
         _store(result, target / OUTCOMES / result.name)
     pages = []
     for paper in PAPERS:
-        path = target / f"{paper}.md"
+        page = target / f"{paper}.md"
         own = [r for r in results if r.outcome.plan.recipe.name.startswith(f"{paper}/")]
-        write_atomically(path, _page(paper, own, remarks).encode())
-        pages.append(path)
+        write_atomically(page, _page(paper, own, remarks).encode())
+        pages.append(page.path)
     return pages
 
 
@@ -93,7 +93,7 @@ def _read_results(folders: Sequence[Path]) -> list[StoredResult]:
                 " one of them; for more rows in one table call remanence reproduce with all of"
                 " them and the same --out"
             )
-        data = read_bytes(folder / FIGURE).decode() if (folder / FIGURE).exists() else ""
+        data = (read_bytes(SafePath(folder) / FIGURE) or b"").decode(errors="replace")
         found[name], origin[name] = StoredResult(name, outcome, metadata, data), folder
     return list(found.values())
 
@@ -115,8 +115,8 @@ def _draw_figures(results: Sequence[StoredResult]) -> list[StoredResult]:
     return drawn
 
 
-def _store(result: StoredResult, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _store(result: StoredResult, folder: SafePath) -> None:
+    folder.make_folder()
     text = json.dumps(result.metadata, indent=1, allow_nan=False)
     write_atomically(folder / OUTCOME, text.encode())
     if result.picture is not None:
@@ -124,9 +124,10 @@ def _store(result: StoredResult, folder: Path) -> None:
         write_atomically(folder / PICTURE, result.picture)
 
 
-def read_remarks(path: Path) -> dict[str, str]:
+def read_remarks(path: Path | SafePath) -> dict[str, str]:
     """Read the remarks on results, by name of the result; there may be no such file."""
-    remarks = read_toml(path, "a file of remarks", "") if path.exists() else {}
+    file = SafePath.of_file(path)
+    remarks = read_toml(file) if file.is_regular_file() else {}
     wrong = [
         name
         for name, text in remarks.items()

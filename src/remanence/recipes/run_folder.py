@@ -11,16 +11,18 @@ from typing import Any
 import tomli_w
 
 from remanence.core.errors import InputError
-from remanence.core.files import create_output_dir, translate_disk_errors, write_atomically
+from remanence.core.files import create_output_dir, translate_disk_errors
+from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice
 from remanence.recipes.plan import PlannedRun, ResultPlan, source_of
-from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, RUNS, Comparison, Run
+from remanence.results.manifest import CHECKPOINTS
+from remanence.results.run import COMPARISON, EXPERIMENT, RUNS, Comparison, Run
 from remanence.sweeps.scheduler import QueuedRun
 
 FIXED = ("result", "scale", "substitute_data", "changes")  # of a request; the same in one folder
 
 
-def open_folder(plan: ResultPlan, out: Path, request: Mapping[str, Any]) -> None:
+def open_folder(plan: ResultPlan, folder: Path, request: Mapping[str, Any]) -> None:
     """Create the folder, or continue in one of the same result. Rows and seeds may be added;
     anything else would be another result.
     """
@@ -41,22 +43,23 @@ def open_folder(plan: ResultPlan, out: Path, request: Mapping[str, Any]) -> None
         "engine": EngineChoice("sequential", 1, "sequential: the plainest")._asdict(),
         "reproduce": {key: request[key] for key in FIXED},
     }
-    if (out / COMPARISON).exists():
+    out = SafePath.of(folder)
+    if (out / COMPARISON).is_regular_file():
         old = Comparison(out).plan
         _check_same_result(out, old, comparison["reproduce"], experiments)
         cells = {cell["name"]: cell for cell in old["cells"]} | cells
         experiments = old["experiments"] | experiments
     else:
-        create_output_dir(out, False, (EXPERIMENT, COMPARISON))
+        create_output_dir(folder, False, (EXPERIMENT, COMPARISON))
     comparison |= {"cells": list(cells.values()), "experiments": experiments}
     with translate_disk_errors(out):
-        write_atomically(out / COMPARISON, tomli_w.dumps(comparison).encode())
+        (out / COMPARISON).write(tomli_w.dumps(comparison).encode())
 
 
 def queue_runs(plan: ResultPlan, out: Path) -> list[QueuedRun]:
     """The runs of a plan that are not finished yet."""
     runs = [
-        _queue_run(run, out, f"[{number}/{len(plan.runs)}]")
+        _queue_run(run, SafePath.of(out), f"[{number}/{len(plan.runs)}]")
         for number, run in enumerate(plan.runs, 1)
     ]
     return [run for run in runs if not run.started or not is_done(Run(run.folder))]
@@ -66,11 +69,11 @@ def is_done(run: Run) -> bool:
     """Whether the last round is saved. Without checkpoints, which may have been deleted to save
     space, the metrics decide.
     """
-    return run.finished or (not (run.folder / CHECKPOINTS).exists() and run.reached_end)
+    return run.finished or (not (run.files / CHECKPOINTS).is_folder() and run.reached_end)
 
 
 def _check_same_result(
-    out: Path,
+    out: SafePath,
     old: Mapping[str, Any],
     request: Mapping[str, Any],
     experiments: Mapping[str, Mapping[str, Any]],
@@ -104,7 +107,7 @@ def _describe_setting(plan: ResultPlan, run: PlannedRun) -> str:
     return ", ".join(parts)
 
 
-def _queue_run(run: PlannedRun, out: Path, count: str) -> QueuedRun:
+def _queue_run(run: PlannedRun, out: SafePath, count: str) -> QueuedRun:
     experiment = run.experiment
     # all methods on the same task use one engine, so that only the method differs between them
     task = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError
-from remanence.core.files import make_folder, translate_disk_errors, write_atomically
+from remanence.core.files import check_no_file, make_folder, translate_disk_errors, write_atomically
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
 from remanence.metrics.summary_rows import best_row, make_row
 from remanence.report.latex import render_latex
@@ -64,8 +64,7 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
             "figures need at least one run or comparison folder: remanence report DIR"
             " --figures FOLDER"
         )
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file: --figures names a folder")
+    check_no_file(folder, "--figures names a folder")
     from remanence.report.figures import FIGURES
 
     groups = select_by_validation(group_runs(results))

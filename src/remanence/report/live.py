@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import TERMINATED, InputError, Stopped
+from remanence.core.files import check_no_file
 from remanence.core.signals import Terminated, sigterm_as_interrupt
 from remanence.report.live_state import ReportState
 
@@ -51,9 +52,8 @@ def make_server(folders: Sequence[Path], port: int = 0) -> LiveServer:
     """The server, bound but not yet serving; port 0 takes a free one."""
     if not folders:
         raise InputError("watch needs at least one folder: remanence watch DIR")
-    file = next((folder for folder in folders if folder.exists() and not folder.is_dir()), None)
-    if file is not None:
-        raise InputError(f"{file} is a file: watch takes the folders of runs and comparisons")
+    for folder in folders:
+        check_no_file(folder, "watch takes the folders of runs and comparisons")
     if not 0 <= port <= 65535:
         raise InputError(
             f"--port {port} is not a port: choose one from 1024 to 65535, or 0 for any that is free"

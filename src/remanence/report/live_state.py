@@ -12,13 +12,15 @@ import html
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from remanence.core.errors import RemanenceError
+from remanence.core.errors import RemanenceError, UnsafeFile
+from remanence.core.safe_path import FOLDER, SafePath
+from remanence.results.manifest import CHECKPOINTS
 from remanence.results.run import (
-    CHECKPOINTS,
     COMPARISON,
     EXPERIMENT,
     METRICS,
@@ -30,6 +32,7 @@ from remanence.results.run import (
 
 TAIL = 65_536  # bytes at the end of metrics.jsonl that are searched for the last line
 Stamp = tuple[int, int, int]  # modification time, size and inode of a file
+Stamps = dict[str, Stamp]  # by name of the file
 
 
 class ReportState:
@@ -41,28 +44,24 @@ class ReportState:
         self.rendered: tuple[str, bytes] = ("", b"")  # version and page
         self.error = ""  # why the newest page could not be rendered
         # progress of runs, with the stamps of the files it was read from
-        self.progress: dict[Path, tuple[list[Stamp], dict[str, Any] | None]] = {}
+        self.progress: dict[SafePath, tuple[Stamps, dict[str, Any] | None]] = {}
 
     def version(self) -> str:
         """Changes whenever a file that the report reads does; reads no file."""
-        digest = hashlib.sha256()
-        for folder in self.folders:
-            for found in find_results(folder):
-                for run in _runs_below(found):
-                    stamps = [_stamp(path) for path in _files_of(run)]
-                    digest.update(f"{run}\0{stamps}\0".encode(errors="replace"))
-                stamp = _stamp(found / COMPARISON)
-                digest.update(f"{found}\0{stamp}\0".encode(errors="replace"))
-        return digest.hexdigest()[:16]
+        return _version_of(map(_scan, self.folders))
 
     def state(self) -> dict[str, Any]:
         """What the frame shows around the report."""
-        version = self.version()
-        results = {folder: find_results(folder) for folder in self.folders}
-        runs = [run for found in results.values() for one in found for run in _runs_below(one)]
-        progress = [known for run in runs if (known := self._progress(run)) is not None]
-        waiting = [folder.name for folder, found in results.items() if not found]
-        return {"version": version, "runs": progress, "waiting": waiting, "error": self.error}
+        scans = {folder: _scan(folder) for folder in self.folders}
+        found = [result for scan in scans.values() for result in scan.values()]
+        runs = {run: stamps for result in found for run, stamps in _runs_of(result).items()}
+        progress = [self._progress(run, stamps) for run, stamps in runs.items()]
+        return {
+            "version": _version_of(scans.values()),
+            "runs": [known for known in progress if known is not None],
+            "waiting": [folder.name for folder, scan in scans.items() if not scan],
+            "error": self.error,
+        }
 
     def page(self) -> tuple[str, bytes]:
         """The current report.
@@ -87,11 +86,10 @@ class ReportState:
             self.rendered = (version, content)
             return self.rendered
 
-    def _progress(self, run: Path) -> dict[str, Any] | None:
+    def _progress(self, run: SafePath, stamps: Stamps) -> dict[str, Any] | None:
         """How far a run is; read again only where its files have changed, since a comparison may
         have hundreds of runs.
         """
-        stamps = [_stamp(path) for path in (run / EXPERIMENT, run / METRICS, run / CHECKPOINTS)]
         if self.progress.get(run, (None, None))[0] != stamps:
             self.progress[run] = (stamps, read_progress(run))
         return self.progress[run][1]
@@ -116,17 +114,53 @@ class ReportState:
         return render_report(results).encode("utf-8", errors="replace")
 
 
-def find_results(folder: Path) -> list[Path]:
+def find_results(folder: Path) -> list[SafePath]:
     """The run or comparison in a folder or, if it is neither, those directly below it."""
-    if _is_result(folder):
-        return [folder]
+    return list(_scan(folder))
+
+
+def _scan(folder: Path) -> dict[SafePath, dict[SafePath, Stamps]]:
+    """When the files of results have changed: for each result, those of its own folder and of the
+    folders of its runs.
+    """
+    top = SafePath(folder)
+    stamps = {top: _stamps_of(top)}
+    if not _is_result(stamps[top]):
+        stamps = {top / name: _stamps_of(top / name) for name in _folders_in(top)}
+    found = {place: {place: own} for place, own in stamps.items() if _is_result(own)}
+    for place, result in found.items():
+        if COMPARISON in result[place]:
+            runs = [place / RUNS / name for name in _folders_in(place / RUNS)]
+            result |= {run: own for run in runs if EXPERIMENT in (own := _stamps_of(run))}
+    return found
+
+
+def _version_of(scans: Iterable[dict[SafePath, dict[SafePath, Stamps]]]) -> str:
+    digest = hashlib.sha256()
+    for scan in scans:
+        for result in scan.values():
+            for place, stamps in result.items():
+                digest.update(f"{place}\0{stamps}\0".encode(errors="replace"))
+    return digest.hexdigest()[:16]
+
+
+def _is_result(stamps: Stamps) -> bool:
+    return EXPERIMENT in stamps or COMPARISON in stamps
+
+
+def _runs_of(result: dict[SafePath, Stamps]) -> dict[SafePath, Stamps]:
+    """The runs of a result, which are all its folders but that of a comparison."""
+    return {place: stamps for place, stamps in result.items() if COMPARISON not in stamps}
+
+
+def _folders_in(folder: SafePath) -> list[str]:
     try:
-        return sorted(path for path in folder.iterdir() if _is_result(path))
-    except OSError:  # does not exist, or was deleted
+        return folder.list_folders()
+    except (UnsafeFile, OSError):  # a link, or deleted since
         return []
 
 
-def read_progress(run: Path) -> dict[str, Any] | None:
+def read_progress(folder: SafePath) -> dict[str, Any] | None:
     """How far a run is, from its settings and the last line of its metrics.
 
     Returns:
@@ -134,69 +168,55 @@ def read_progress(run: Path) -> dict[str, Any] | None:
         being written.
     """
     try:
-        config = Run(run).config
-        finished = Run(run).finished
+        config = Run(folder).config
+        finished = Run(folder).finished
+        last = _last_line(folder / METRICS)
     except (RemanenceError, OSError, ValueError):
         return None
-    last = _last_line(run / METRICS)
+    run = folder.path
     name = f"{run.parent.parent.name}/{run.name}" if run.parent.name == RUNS else run.name
+    round = last.get("round")
     return {
         "name": name,
         "method": config.method,
         "seed": config.seed,
-        "round": int(last.get("round") or 0),
+        "round": round if isinstance(round, int) else 0,
         "rounds": config.total_rounds,
         "finished": finished,
     }
 
 
-def _is_result(folder: Path) -> bool:
-    return (folder / EXPERIMENT).is_file() or (folder / COMPARISON).is_file()
+def _stamps_of(folder: SafePath) -> Stamps:
+    """When the files that a report reads have changed: settings, records, and the folder of the
+    checkpoints. Links and special files are left out; the report refuses them.
+    """
+    stamps: Stamps = {}
+    with suppress(UnsafeFile, OSError):
+        for name, status in folder.list_files().items():
+            if name.endswith(".bin") or name in (EXPERIMENT, METRICS, COMPARISON):
+                stamps[name] = _stamp(status)
+        checkpoints = (folder / CHECKPOINTS).status(FOLDER)
+        if checkpoints is not None:
+            stamps[CHECKPOINTS] = _stamp(checkpoints)
+    return stamps
 
 
-def _runs_below(found: Path) -> list[Path]:
-    """The folders of the runs of a run or a comparison."""
-    if not (found / COMPARISON).is_file():
-        return [found]
-    try:
-        return sorted(path for path in (found / RUNS).iterdir() if (path / EXPERIMENT).is_file())
-    except OSError:
-        return []
+def _stamp(status: os.stat_result) -> Stamp:
+    return (status.st_mtime_ns, status.st_size, status.st_ino)
 
 
-def _files_of(run: Path) -> list[Path]:
-    """What a report reads: settings, records, and the folder of the checkpoints."""
-    try:
-        recorded = sorted(
-            path
-            for path in run.iterdir()
-            if path.suffix == ".bin" or path.name in (EXPERIMENT, METRICS)
-        )
-    except OSError:
-        return []
-    return [*recorded, run / CHECKPOINTS]
-
-
-def _stamp(path: Path) -> Stamp:
-    try:
-        stat = path.stat()
-    except OSError:
-        return (0, 0, 0)
-    return (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-
-
-def _last_line(path: Path) -> dict[str, Any]:
+def _last_line(path: SafePath) -> dict[str, Any]:
     """The last complete line of a file of JSON lines."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read().splitlines()
-    except OSError:
+    status = path.status()
+    if status is None:
         return {}
+    with path.reader() as file:
+        file.seek(max(0, status.st_size - TAIL))
+        lines = file.read(2 * TAIL).splitlines()
     for line in reversed(lines):
         try:
             found = json.loads(line)
-        except ValueError:  # cut off by a killed run, or still being written
+        except (ValueError, RecursionError):  # cut off by a killed run, or still being written
             continue
         if isinstance(found, dict):
             return found

@@ -16,6 +16,7 @@ from typing import Any
 
 from remanence.core.errors import InputError
 from remanence.core.files import make_folder, translate_disk_errors, write_atomically
+from remanence.core.safe_path import SafePath
 from remanence.experiment.data_setup import PartitionTable
 from remanence.metrics.cached import damaged_ledgers
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
@@ -44,7 +45,7 @@ def write_report(results: Sequence[Run | Comparison], out: Path | None = None) -
         raise InputError(
             "a report needs at least one run or comparison folder: remanence report DIR"
         )
-    return _write(out or results[0].folder / REPORT, lambda: render_report(results))
+    return _write(out or results[0].files / REPORT, lambda: render_report(results))
 
 
 def write_partition(table: PartitionTable, out: Path) -> Path:
@@ -96,17 +97,19 @@ def render_report(results: Sequence[Run | Comparison]) -> str:
     )
 
 
-def _write(out: Path, render: Callable[[], str]) -> Path:
-    if out.is_dir():
+def _write(out: Path | SafePath, render: Callable[[], str]) -> Path:
+    if isinstance(out, Path) and SafePath(out).is_folder():
         raise InputError(
             f"{out} is a folder: --out names the file to write, such as {out / 'report.html'}"
         )
+    file = SafePath.of_file(out)
+    file.is_regular_file()  # a link is refused before the page is drawn
     # replaces a lone surrogate in a name
     content = render().encode("utf-8", errors="replace")
-    make_folder(out.parent)
-    with translate_disk_errors(out.parent):
-        write_atomically(out, content)
-    return out
+    make_folder(file.parent)
+    with translate_disk_errors(file.parent):
+        write_atomically(file, content)
+    return file.path
 
 
 def _render(
@@ -251,9 +254,14 @@ def _warn(groups: Sequence[Group]) -> list[str]:
         if keys
         else []
     )
-    if damaged:
-        warnings.append(
-            f"Warning: the ledger of {', '.join(damaged)} cannot be read, so it is missing in the"
-            " figures of phases and of single clients."
-        )
+    warnings += [
+        f"Warning: the ledger of {name} cannot be read, so it is missing in the figures of phases"
+        f" and of single clients ({problem})."
+        for name, problem in damaged.items()
+    ]
+    for run in (run for group in groups for run in group.runs):
+        warnings += [
+            f"Warning: in {run.folder.name}, {reason}; what it covered is not verified."
+            for reason in run.damaged_manifests
+        ]
     return warnings

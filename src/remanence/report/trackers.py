@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from remanence.core.errors import InputError, unknown
-from remanence.core.files import translate_disk_errors
+from remanence.core.files import check_no_file, translate_disk_errors
 from remanence.core.process_state import preserve_process_state
+from remanence.core.safe_path import SafePath
 from remanence.metrics.accuracy_tables import nan_mean
 from remanence.metrics.cached import decomposition_of
 from remanence.metrics.forgetting import forgetting_curve
@@ -27,7 +28,7 @@ from remanence.report.theme import name_classes
 from remanence.results.run import METRICS, RUNS, Comparison, Run
 
 TRACKERS = ("tensorboard", "mlflow")
-STORE = "mlflow.db"
+STORE, ARTIFACTS = "mlflow.db", "artifacts"
 VALUES = (
     "accuracy",
     "loss",
@@ -51,7 +52,9 @@ class Scalar:
     seconds: float  # from the start of the run to the end of the round
 
 
-def export_scalars(results: Sequence[Run | Comparison], out: Path, kind: str) -> list[Path]:
+def export_scalars(
+    results: Sequence[Run | Comparison], out: Path | SafePath, kind: str
+) -> list[Path]:
     """Write runs, and all runs of comparisons, for a tracker into a folder; return the files."""
     if kind not in TRACKERS:
         raise unknown("format", kind, TRACKERS)
@@ -60,8 +63,8 @@ def export_scalars(results: Sequence[Run | Comparison], out: Path, kind: str) ->
         for result in results
         for run in (result.runs if isinstance(result, Comparison) else [result])
     ]
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out} is a file: --out names a folder")
+    out = SafePath.of(out)
+    check_no_file(out.root, "--out names a folder")
     if not any(run.metrics for run in runs):
         raise InputError(
             f"{results[0].folder} has no recorded round yet: let it run for some rounds first"
@@ -107,7 +110,7 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
                 yield _scalar(f"lost/{phase}", round, value, passed)
 
 
-def write_tensorboard(run: Run, out: Path) -> Path:
+def write_tensorboard(run: Run, out: SafePath) -> Path:
     """One folder of events, named after the run; open with `tensorboard --logdir OUT`."""
     try:
         import tensorboard  # noqa: F401
@@ -117,11 +120,12 @@ def write_tensorboard(run: Run, out: Path) -> Path:
             "TensorBoard's files need one more package: pip install 'remanence-fl[track]'"
         ) from None
     folder = out / _name_run(run)
-    if folder.exists() and any(folder.iterdir()):
+    if folder.list_names():
         raise InputError(
             f"{folder} exists already and TensorBoard would show every point twice: remove it,"
             " or choose another --out"
         )
+    folder.make_folder()
     begun = _started(run)
     open_writer: Any = SummaryWriter  # untyped in torch
     writer = open_writer(str(folder))
@@ -133,11 +137,11 @@ def write_tensorboard(run: Run, out: Path) -> Path:
             )
     finally:
         writer.close()
-    return folder
+    return folder.path
 
 
 @preserve_process_state()
-def write_mlflow(run: Run, out: Path) -> Path:
+def write_mlflow(run: Run, out: SafePath) -> Path:
     """One MLflow run, with the settings as parameters, in the store that the folder holds; open
     with `mlflow ui --backend-store-uri sqlite:///OUT/mlflow.db`.
     """
@@ -151,8 +155,11 @@ def write_mlflow(run: Run, out: Path) -> Path:
     from mlflow.entities import Metric, Param, RunTag
     from mlflow.tracking import MlflowClient
 
-    out.mkdir(parents=True, exist_ok=True)
-    client = MlflowClient(tracking_uri=store_address(out))
+    out.make_folder()
+    # MLflow opens both by their paths: links are refused before
+    (out / STORE).is_regular_file()
+    (out / ARTIFACTS).is_folder()
+    client = MlflowClient(tracking_uri=store_address(out.path))
     home = run.folder.parent.parent if run.folder.parent.name == RUNS else run.folder
     name = _sanitize_name(home.resolve().name) or "remanence"
     known = client.get_experiment_by_name(name)
@@ -160,7 +167,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
         known.experiment_id
         if known
         else client.create_experiment(
-            name, artifact_location=(out / "artifacts").resolve().as_uri()
+            name, artifact_location=(out.path / ARTIFACTS).resolve().as_uri()
         )
     )
     begun = _started(run)
@@ -185,7 +192,7 @@ def write_mlflow(run: Run, out: Path) -> Path:
         "FINISHED" if run.finished else "RUNNING",
         end_time=int(1000 * (begun + _total(run))),
     )
-    return out / STORE
+    return (out / STORE).path
 
 
 def store_address(out: Path) -> str:
@@ -245,4 +252,5 @@ def _total(run: Run) -> float:
 
 def _started(run: Run) -> float:
     """When the run started: when the last line was written, minus the time of all rounds."""
-    return (run.folder / METRICS).stat().st_mtime - _total(run)
+    status = (run.files / METRICS).status()
+    return (0.0 if status is None else status.st_mtime) - _total(run)

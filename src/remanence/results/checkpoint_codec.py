@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,10 @@ from remanence.core.types import ModelState, Reply
 from remanence.training.server_step import Server
 from remanence.training.state import ClientModels, RunState, StaleReply
 
-ORDER = "order"  # of the names in a safetensors file, which does not keep it
+# our one entry of a file's metadata, since safetensors does not keep the order of several; the file
+# of equal states is the same
+METADATA = "remanence"
+ORDER, BOUND = "order", "bound"  # of the tensors' names; entries of the manifest
 
 
 def as_tree(state: RunState) -> Tree:
@@ -117,26 +121,46 @@ def _as_client_models(tree: Tree) -> ClientModels:
     return ClientModels(models=models, best=best, peers=tree.get("peers", {}), **counts)
 
 
-def to_bytes(tree: Tree) -> bytes:
+def to_bytes(tree: Tree, bound: Mapping[str, Any] | None = None) -> bytes:
     """A tree as a safetensors file, without empty branches. It stores the order of the names,
     since sums over a tree depend on it in their last bits.
+
+    Args:
+        tree: The tree.
+        bound: Entries of a manifest that are stored with it.
     """
     flat = {
         name: tensor.detach().cpu().contiguous().clone()
         for name, tensor in pytree.flatten(tree).items()
     }
-    return save_tensors(flat, metadata={ORDER: json.dumps(list(flat))})
+    return save_tensors(flat, metadata=make_metadata(list(flat), bound))
+
+
+def make_metadata(order: list[str], bound: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """The metadata of a safetensors file of ours."""
+    return {METADATA: json.dumps({ORDER: order, BOUND: dict(bound or {})})}
+
+
+def read_bound(content: bytes) -> dict[str, Any]:
+    """The entries of a manifest that `to_bytes` has stored."""
+    bound: dict[str, Any] = _read_metadata(content)[BOUND]
+    return bound
+
+
+def _read_metadata(content: bytes) -> dict[str, Any]:
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    metadata: dict[str, Any] = json.loads(header["__metadata__"][METADATA])
+    return metadata
 
 
 def from_bytes(content: bytes, device: torch.device, name: str) -> Tree:
     """The tree of a safetensors file, on a device; `name` is for messages."""
     try:
         flat = load_tensors(content)
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     except (SafetensorError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{name} is not a safetensors file ({error})") from None
     try:
-        order = json.loads(header["__metadata__"][ORDER])
+        order = _read_metadata(content)[ORDER]
         return pytree.unflatten({key: flat[key].to(device) for key in order})
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise CheckpointError(

@@ -1,37 +1,36 @@
 """Checks that a saved state belongs to an experiment. Digests detect damaged files; names, shapes
-and dtypes detect an intact state of another experiment.
+and dtypes detect an intact state of another experiment, and one that lacks a tensor.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from remanence.core import pytree
 from remanence.core.errors import CheckpointError
 from remanence.core.pytree import Tree
-from remanence.training.state import RunState
+from remanence.training.server_step import Server
+from remanence.training.state import ClientModels, RunState
 
 
 def check_schema(state: RunState, schema: RunState) -> None:
-    """Refuse a state whose models or tables over clients differ in form from the experiment's.
+    """Refuse a state that differs in form from the experiment's.
 
     Args:
         state: Loaded.
-        schema: A state of the experiment.
+        schema: A state of the experiment. Where it has no state of a part or of a client, these
+            are not checked: a trained model is evaluated without them.
     """
     if (state.client_models is None) != (schema.client_models is None) or (
         state.model_of_client is None
     ) != (schema.model_of_client is None):
         raise CheckpointError("it is of another kind of method")
-    wanted = _models_tree(schema)
     for server in state.global_models:
-        _compare(
-            {"params": server.model.params, "buffers": server.model.buffers},
-            wanted["server"],
-            "model",
-        )
-    if state.client_models is not None:
-        _compare(
-            _models_tree(state)["client_models"], wanted["client_models"], "table over clients"
-        )
+        _check_server(server, schema.server)
+    if state.client_models is not None and schema.client_models is not None:
+        _compare(_table(state.client_models), _table(schema.client_models), "table over clients")
+        _check_parts(state.client_models.peers, schema.client_models.peers, "peer selection")
     if state.model_of_client is not None and schema.model_of_client is not None:
         _compare(
             {"model_of_client": state.model_of_client},
@@ -42,32 +41,36 @@ def check_schema(state: RunState, schema: RunState) -> None:
             state.global_models
         ):
             raise CheckpointError("clients use a model that it does not hold")
+    for form in schema.client_states.values():
+        for client, kept in state.client_states.items():
+            _compare(dict(kept), dict(form), f"state of client {client}")
 
 
-def _models_tree(state: RunState) -> Tree:
-    tree: Tree = {
-        "server": {"params": state.server.model.params, "buffers": state.server.model.buffers}
-    }
-    if state.client_models is not None:
-        clients = state.client_models
-        tree["client_models"] = {"models": clients.models._asdict(), "best": clients.best._asdict()}
-        tree["client_models"] |= {
-            name: getattr(clients, name)
-            for name in ("best_loss", "rounds_since_best", "early_stopped", "peer_counts")
-        }
-    return tree
+def _check_server(server: Server, schema: Server) -> None:
+    _compare(server.model._asdict(), schema.model._asdict(), "model")
+    _check_parts(server.state, schema.state, "server state")
+
+
+def _check_parts(found: Mapping[str, Any], schema: Mapping[str, Any], what: str) -> None:
+    for part, tree in schema.items():
+        _compare({part: found.get(part, {})}, {part: tree}, what)
+
+
+def _table(clients: ClientModels) -> Tree:
+    names = ("best_loss", "rounds_since_best", "early_stopped", "peer_counts")
+    tree: Tree = {name: getattr(clients, name) for name in names}
+    return tree | {"models": clients.models._asdict(), "best": clients.best._asdict()}
 
 
 def _compare(tree: Tree, schema: Tree, what: str) -> None:
     found, wanted = pytree.flatten(tree), pytree.flatten(schema)
     if found.keys() != wanted.keys():
-        raise CheckpointError(
-            f"its {what} has other names than the experiment's:"
-            f" {sorted(found.keys() ^ wanted.keys())[0]}"
-        )
+        name = sorted(found.keys() ^ wanted.keys())[0]
+        problem = "lacks" if name in wanted else "has other names than the experiment's:"
+        raise CheckpointError(f"its {what} {problem} {name}")
     for name, value in found.items():
         if value.shape != wanted[name].shape or value.dtype != wanted[name].dtype:
             raise CheckpointError(
                 f"its {what} has {name} of {tuple(value.shape)} {value.dtype}, not"
-                f" {tuple(wanted[name].shape)}"
+                f" {tuple(wanted[name].shape)} {wanted[name].dtype}"
             )

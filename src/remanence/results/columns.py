@@ -38,6 +38,17 @@ NUMBERS = {
     "epsilon_example": "privacy spent so far, of examples",
     "epsilon_label_counts": "privacy spent so far, of label counts",
 }
+# shares, which are 0 to 1; the other numbers are 0 or more
+SHARES = {
+    "accuracy",
+    "macro_f1",
+    "worst_client",
+    "bottom_decile",
+    "spread",
+    "attack_success",
+    "same_cluster_share",
+}
+SIGNED = {"train_loss"}  # a method may add a term below 0
 # the other columns
 OTHERS = {
     "round": "from 1",

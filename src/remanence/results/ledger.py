@@ -18,7 +18,9 @@ import numpy as np
 from remanence.core.errors import InputError
 from remanence.core.files import write_atomically
 from remanence.core.memory import check_memory, json_bytes
-from remanence.results.readers import check_records, corrupt_file, read_bytes
+from remanence.core.safe_path import SafePath
+from remanence.results.manifest import RunFile
+from remanence.results.readers import check_records, corrupt_file, read_recorded
 
 MOMENTS = ("before_drift", "before", "local", "merged", "refined", "personal")
 SPLITS = ("test", "valid", "train", "public")
@@ -128,12 +130,18 @@ class Ledger:
         self.records, self.class_names = records, tuple(class_names)
 
     @classmethod
-    def read(cls, path: Path) -> Ledger:
-        if not path.exists():
+    def read(cls, path: Path | SafePath, part: RunFile | None = None) -> Ledger:
+        """Read a ledger.
+
+        Args:
+            path: Of the file.
+            part: What it begins with, by the newest checkpoint of the run.
+        """
+        content = read_recorded(path, part)
+        if content is None:
             raise InputError(
                 f"no ledger at {path}: the run recorded none, or this is not a run folder"
             )
-        content = read_bytes(path)
         start = content.find(b"\n") + 1
         check_memory(path, {"its first line": len(content) + json_bytes(content[:start])})
         try:

@@ -6,6 +6,7 @@ An incomplete last line or record, as a crash leaves it, is no error, and is lef
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tomllib
@@ -18,49 +19,87 @@ import numpy as np
 from remanence.config.settings import MAX_ROUNDS, MAX_TIME_STEPS
 from remanence.core.errors import InputError
 from remanence.core.memory import check_memory, json_bytes
-from remanence.results.columns import NUMBERS
+from remanence.core.safe_path import SafePath
+from remanence.results.columns import NUMBERS, SHARES, SIGNED
+from remanence.results.manifest import RunFile
 
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
 TOML_VALUE = 1000  # bytes of a table while it is parsed; a mark of a line may begin one
 LARGEST_NUMBER = 1e300
+ROUNDING = 1e-9  # a weighted mean of shares may exceed 1 by this much
 # of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
 
 
-def corrupt_file(path: Path, found: str) -> InputError:
+def corrupt_file(path: Path | SafePath, found: str) -> InputError:
     """The error for a file of a run that cannot be used."""
     return InputError(f"{path} is damaged: {found}; take it from a backup, or leave this run out")
 
 
-def read_bytes(path: Path, limit: int | None = None) -> bytes:
-    """Read a whole file of a run.
+def read_bytes(path: Path | SafePath, limit: int | None = None) -> bytes | None:
+    """Read a whole file of a run; None where there is none.
 
     Args:
         path: Of the file.
-        limit: The most bytes that it may have; None: any number.
+        limit: The most bytes that it may have; None: what memory allows.
     """
+    file = SafePath.of_file(path)
     try:
-        size = path.stat().st_size
-        if limit is not None and size > limit:
+        status = file.status()
+        if status is None:
+            return None
+        if limit is not None and status.st_size > limit:
             raise corrupt_file(path, f"it is larger than {limit} bytes")
         # the checks of its content make masks, and parsers copies
-        check_memory(path, {"its content": 2 * size})
-        return path.read_bytes()
+        check_memory(path, {"its content": 2 * status.st_size})
+        return file.read(status.st_size)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def read_json(path: Path) -> Any:
-    """Parse a JSON file, without checking its content or translating errors."""
-    check_memory(path, {"its content": 2 * path.stat().st_size})
-    raw = path.read_bytes()
-    check_memory(path, {"its content": json_bytes(raw)})
-    return json.loads(raw)
+def read_recorded(path: Path | SafePath, part: RunFile | None) -> bytes | None:
+    """Read an append-only file; None where there is none.
+
+    Args:
+        path: Of the file.
+        part: What it begins with, by the newest checkpoint; None: nothing is known.
+
+    Raises:
+        InputError: It begins with something else.
+    """
+    content = read_bytes(path)
+    if part is None:
+        return content
+    covered = memoryview(content or b"")[: part.bytes]
+    if len(covered) < part.bytes:
+        raise corrupt_file(
+            path, f"it has {len(covered)} bytes, and the newest checkpoint covers {part.bytes}"
+        )
+    if hashlib.sha256(covered).hexdigest() != part.sha256:
+        raise corrupt_file(
+            path,
+            f"it was changed: the SHA-256 of its first {part.bytes} bytes is not that in the newest"
+            " checkpoint",
+        )
+    return content
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_json(path: Path | SafePath, limit: int | None = None) -> Any:
+    """Parse a JSON file, without checking its content or translating the errors of its text; None
+    where there is no file.
+    """
+    content = read_bytes(path, limit)
+    if content is None:
+        return None
+    check_memory(path, {"its content": json_bytes(content)})
+    return json.loads(content)
+
+
+def read_toml(path: Path | SafePath) -> dict[str, Any]:
     """Read a TOML file, without checking its content."""
     content = read_bytes(path, LARGEST_TOML)
+    if content is None:
+        raise InputError(f"cannot read {path}: there is no such file")
     marks = sum(content.count(mark) for mark in (b"=", b"[", b"{", b",", b"."))
     check_memory(path, {"its content": 2 * len(content), "its tables": TOML_VALUE * marks})
     try:
@@ -72,11 +111,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of metrics.jsonl; a last one that a crash cut short is left out."""
-    if not path.exists():
-        return []
-    content = read_bytes(path)
+def read_lines(path: Path | SafePath, part: RunFile | None = None) -> list[dict[str, Any]]:
+    """Read the lines of metrics.jsonl; a last one that a crash cut short is left out.
+
+    Args:
+        path: Of the file; no lines are returned where there is none.
+        part: What it begins with, by the newest checkpoint.
+    """
+    content = read_recorded(path, part) or b""
     check_memory(path, {"its lines": len(content) + json_bytes(content)})
     raw = content.split(b"\n")
     texts = [(number, text) for number, text in enumerate(raw, 1) if text.strip()]
@@ -119,12 +161,19 @@ def validate_metrics_row(line: Any, classes: int = 0) -> str:
             return f"does not say which {name} it is of"
     for name in NUMBERS:
         if line.get(name) is not None and not _is_number(line[name]):
-            return f"has {'an' if name[0] in 'aeio' else 'a'} {name} that is not a number"
+            return f"has {_article(name)} {name} that is not a number"
+        if line.get(name) is not None and not _is_in_range(name, line[name]):
+            limit = "0 to 1" if name in SHARES else "0 or more"
+            return f"has {_article(name)} {name} of {line[name]:g}, and it is {limit}"
     shares = line.get("per_class")
     if shares is not None and not (
-        isinstance(shares, list) and all(share is None or _is_number(share) for share in shares)
+        isinstance(shares, list)
+        and all(
+            share is None or (_is_number(share) and _is_in_range("accuracy", share))
+            for share in shares
+        )
     ):
-        return "has a per_class that is not a list of numbers"
+        return "has a per_class that is not a list of numbers from 0 to 1"
     if classes and shares and len(shares) != classes:
         return f"has {len(shares)} classes where others have {classes}"
     rejected, no_response = line.get("rejected") or [], line.get("no_response") or []
@@ -141,6 +190,15 @@ def _is_number(value: object) -> bool:
         and not isinstance(value, bool)
         and -LARGEST_NUMBER < value < LARGEST_NUMBER
     )
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "aeio" else "a"
+
+
+def _is_in_range(name: str, value: float) -> bool:
+    highest = 1 + ROUNDING if name in SHARES else LARGEST_NUMBER
+    return name in SIGNED or 0 <= value <= highest
 
 
 def _is_whole(value: object) -> bool:
@@ -163,23 +221,29 @@ def _is_guarantee(entry: object) -> bool:
     )
 
 
-def read_records(path: Path, kind: np.dtype, limits: Mapping[str, int]) -> np.ndarray | None:
+def read_records(
+    path: Path | SafePath,
+    kind: np.dtype,
+    limits: Mapping[str, int],
+    part: RunFile | None = None,
+) -> np.ndarray | None:
     """Read fixed-width records; a last one that a crash cut short is left out.
 
     Args:
         path: Of the file; None is returned where there is none.
         kind: The type of a record.
         limits: By column: a number that all its values are below.
+        part: What the file begins with, by the newest checkpoint.
     """
-    if not path.exists():
+    raw = read_recorded(path, part)
+    if raw is None:
         return None
-    raw = read_bytes(path)
     records = np.frombuffer(raw[: len(raw) // kind.itemsize * kind.itemsize], dtype=kind)
     check_records(path, records, limits)
     return records
 
 
-def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) -> None:
+def check_records(path: Path | SafePath, records: np.ndarray, limits: Mapping[str, int]) -> None:
     """Refuse records that no run writes: with rounds and time steps below 0 or too large, or
     values beyond the limits of their columns.
     """
@@ -195,7 +259,7 @@ def check_records(path: Path, records: np.ndarray, limits: Mapping[str, int]) ->
             raise corrupt_file(path, f"it has a {name} below 0 or above {limit}")
 
 
-def read_table(path: Path, rows: Any) -> list[list[int]]:
+def read_table(path: Path | SafePath, rows: Any) -> list[list[int]]:
     """Parse whole numbers, one line for each client or time step: `["3 0 1", "0 2 2"]`."""
     if not isinstance(rows, list) or not all(
         isinstance(row, str) and re.fullmatch(r"(\d{1,9}( |$))*", row, re.ASCII) for row in rows
@@ -207,7 +271,7 @@ def read_table(path: Path, rows: Any) -> list[list[int]]:
     return table
 
 
-def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
+def check_metadata(path: Path | SafePath, metadata: Mapping[str, Any]) -> None:
     """Refuse metadata of the wrong type or size."""
     kinds: dict[str, type] = {
         **dict.fromkeys(("clients", "parameters", "rounds_per_step", "last_round"), int),
@@ -239,7 +303,7 @@ def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
         raise corrupt_file(path, "about.rounds_per_step or about.parameters is out of range")
 
 
-def check_plan(path: Path, plan: Mapping[str, Any]) -> None:
+def check_plan(path: Path | SafePath, plan: Mapping[str, Any]) -> None:
     """Refuse a damaged plan of a comparison, and one that names a folder elsewhere."""
     cells, experiments = plan.get("cells"), plan.get("experiments")
     if not isinstance(cells, list) or not (experiments is None or isinstance(experiments, dict)):

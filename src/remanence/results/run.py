@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,17 @@ import numpy as np
 
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, unknown
+from remanence.core.safe_path import SafePath
 from remanence.results.columns import COLUMNS
+from remanence.results.manifest import (
+    CHECKPOINTS,
+    LoadedCheckpoint,
+    Manifest,
+    RunFile,
+    checkpoint_folders,
+    newest_manifest,
+    round_of,
+)
 from remanence.results.outcome import describe_outcome, why_nothing_learned
 from remanence.results.readers import (
     check_metadata,
@@ -37,7 +47,6 @@ CONFUSIONS = "confusion.bin"
 EXAMPLES = "examples.bin"
 PEERS = "peers.bin"
 REPORT = "report.html"
-CHECKPOINTS = "checkpoints"
 COMPARISON = "compare.toml"
 RUNS = "runs"
 LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
@@ -47,7 +56,7 @@ METADATA = "about"  # the table of experiment.toml that holds choices and data, 
 class Metadata(dict[str, Any]):
     """The metadata of a run; reading an entry that is missing raises an `InputError`."""
 
-    def __init__(self, path: Path, entries: Mapping[str, Any]):
+    def __init__(self, path: SafePath, entries: Mapping[str, Any]):
         super().__init__(entries)
         self.path = path
 
@@ -55,11 +64,31 @@ class Metadata(dict[str, Any]):
         raise corrupt_file(self.path, f"it has no {METADATA}.{name}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Run:
-    """A finished or unfinished run, read from its folder."""
+    """A finished or unfinished run, read from its folder.
 
-    folder: Path
+    Args:
+        folder: Of the run.
+        resumed: The checkpoint from which `resume` has continued it.
+    """
+
+    files: SafePath  # the folder; its files are opened through it
+    resumed: LoadedCheckpoint | None = field(compare=False)
+
+    def __init__(self, folder: Path | SafePath, resumed: LoadedCheckpoint | None = None):
+        object.__setattr__(self, "files", SafePath.of(folder))
+        object.__setattr__(self, "resumed", resumed)
+
+    @property
+    def folder(self) -> Path:
+        """The folder as a plain path, for messages."""
+        return self.files.path
+
+    @property
+    def resumptions(self) -> list[tuple[str, LoadedCheckpoint]]:
+        """The run by name with the checkpoint from which it was continued, if it was."""
+        return [] if self.resumed is None else [(self.folder.name, self.resumed)]
 
     @property
     def checkpoints(self) -> Path:
@@ -68,7 +97,27 @@ class Run:
 
     @cached_property
     def _file(self) -> dict[str, Any]:
-        return read_toml(self.folder / EXPERIMENT)
+        return read_toml(self.files / EXPERIMENT)
+
+    @cached_property
+    def _newest_manifest(self) -> tuple[Manifest | None, list[str]]:
+        return newest_manifest(self.files / CHECKPOINTS)
+
+    @property
+    def damaged_manifests(self) -> list[str]:
+        """A sentence for each checkpoint newer than the newest one whose manifest can be read."""
+        return self._newest_manifest[1]
+
+    def recorded_part(self, name: str) -> RunFile | None:
+        """What an append-only file begins with, by the newest checkpoint. It is read before the
+        file, which may grow.
+        """
+        manifest = self._newest_manifest[0]
+        return None if manifest is None else manifest.run_files.get(name)
+
+    def has_recorded(self, name: str) -> bool:
+        """Whether there is an append-only file, or a checkpoint that says so."""
+        return self.recorded_part(name) is not None or (self.files / name).is_regular_file()
 
     @cached_property
     def config(self) -> Experiment:
@@ -82,7 +131,7 @@ class Run:
         """Versions, choices and the data: class names, label counts of the clients, number of
         parameters.
         """
-        path, metadata = self.folder / EXPERIMENT, self._file.get(METADATA, {})
+        path, metadata = self.files / EXPERIMENT, self._file.get(METADATA, {})
         if not isinstance(metadata, dict):
             raise corrupt_file(path, f"{METADATA} is not a table")
         check_metadata(path, metadata)
@@ -101,7 +150,8 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a line that a crash cut short is left out."""
-        return read_lines(self.folder / METRICS)
+        part = self.recorded_part(METRICS)
+        return read_lines(self.files / METRICS, part)
 
     def curve(
         self, split: str = "test", model: str = "", value: str = "accuracy"
@@ -131,8 +181,9 @@ class Run:
         """Counts per class, model and moment."""
         from remanence.results.ledger import Ledger
 
-        ledger = Ledger.read(self.folder / LEDGER)
-        self._check_numbers(self.folder / LEDGER, ledger.records)
+        part = self.recorded_part(LEDGER)
+        ledger = Ledger.read(self.files / LEDGER, part)
+        self._check_numbers(self.files / LEDGER, ledger.records)
         return ledger
 
     @cached_property
@@ -161,12 +212,12 @@ class Run:
         """
         from remanence.results.ledger import PEERS_AT_MOST, SIMILARITY, peers_type
 
-        if not (self.folder / PEERS).exists():
+        if not self.has_recorded(PEERS):
             return None
         clients = self.metadata["clients"]
         if clients > PEERS_AT_MOST:
             raise corrupt_file(
-                self.folder / PEERS, f"a table over pairs of {clients} clients is never written"
+                self.files / PEERS, f"a table over pairs of {clients} clients is never written"
             )
         records = self._read(PEERS, peers_type(clients), {"kind": SIMILARITY + 1})
         if (
@@ -174,12 +225,13 @@ class Run:
             and not ((records["values"] >= 0) & (records["values"] < LARGEST_SIMILARITY)).all()
         ):
             raise corrupt_file(
-                self.folder / PEERS, "it has counts or similarities that are negative or too large"
+                self.files / PEERS, "it has counts or similarities that are negative or too large"
             )
         return records
 
     def model(self, module: nn.Module | None = None, client: int | None = None) -> nn.Module:
-        """The trained model in evaluation mode.
+        """The trained model in evaluation mode. A warning names the checkpoint that was read where
+        it is not the newest one.
 
         Args:
             module: The network, where the run was started with an object.
@@ -187,7 +239,10 @@ class Run:
         """
         from remanence.results.trained_model import load_model
 
-        return load_model(self, module, client).module
+        trained = load_model(self, module, client)
+        if trained.checkpoint.skipped:
+            warnings.warn(trained.checkpoint.describe(), stacklevel=2)
+        return trained.module
 
     @cached_property
     def learned(self) -> bool:
@@ -210,12 +265,13 @@ class Run:
         return [self.config.model]
 
     def _read(self, name: str, kind: np.dtype, limits: dict[str, int]) -> np.ndarray | None:
-        records = read_records(self.folder / name, kind, limits)
+        part = self.recorded_part(name)
+        records = read_records(self.files / name, kind, limits, part)
         if records is not None:
-            self._check_numbers(self.folder / name, records)
+            self._check_numbers(self.files / name, records)
         return records
 
-    def _check_numbers(self, path: Path, records: np.ndarray) -> None:
+    def _check_numbers(self, path: SafePath, records: np.ndarray) -> None:
         """Refuse records of clients, concepts and time steps that the run does not have: tables
         for them would not fit in memory.
         """
@@ -268,11 +324,8 @@ class Run:
         """Whether the last round is saved in a checkpoint. The metrics of a killed run may be ahead
         of what it can resume from.
         """
-        names = [path.name.removeprefix("round-") for path in self.checkpoints.glob("round-*")]
-        newest = max(
-            (int(name) for name in names if re.fullmatch(r"\d{1,9}", name, re.ASCII)), default=0
-        )
-        return newest >= self._last_round
+        folders = checkpoint_folders(self.files / CHECKPOINTS)
+        return max(map(round_of, folders), default=0) >= self._last_round
 
     @property
     def reached_end(self) -> bool:
@@ -287,26 +340,40 @@ class Run:
         return int(self.metadata.get("last_round", self.config.total_rounds))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Comparison:
-    """Several runs of one experiment: methods x seeds (x grid)."""
+    """Several runs of one experiment: methods x seeds (x grid).
 
-    folder: Path
+    Args:
+        folder: Of the comparison.
+        resumptions: The runs that `resume` has continued, by name, and from which checkpoints.
+    """
+
+    files: SafePath  # the folder; its files are opened through it
+    resumptions: Sequence[tuple[str, LoadedCheckpoint]] = field(compare=False)
+
+    def __init__(
+        self, folder: Path | SafePath, resumptions: Sequence[tuple[str, LoadedCheckpoint]] = ()
+    ):
+        object.__setattr__(self, "files", SafePath.of(folder))
+        object.__setattr__(self, "resumptions", resumptions)
+
+    @property
+    def folder(self) -> Path:
+        """The folder as a plain path, for messages."""
+        return self.files.path
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        plan = read_toml(self.folder / COMPARISON)
-        check_plan(self.folder / COMPARISON, plan)
+        plan = read_toml(self.files / COMPARISON)
+        check_plan(self.files / COMPARISON, plan)
         return plan
 
     @cached_property
     def runs(self) -> list[Run]:
         """The runs that have begun, in the order of the plan."""
-        return [
-            Run(self.folder / RUNS / cell["name"])
-            for cell in self.plan["cells"]
-            if (self.folder / RUNS / cell["name"] / EXPERIMENT).exists()
-        ]
+        folders = [self.files / RUNS / cell["name"] for cell in self.plan["cells"]]
+        return [Run(folder) for folder in folders if (folder / EXPERIMENT).is_regular_file()]
 
     @property
     def learned(self) -> bool:
@@ -328,7 +395,7 @@ class Comparison:
     def networks(self) -> list[str]:
         """The networks that the runs' settings name."""
         if "experiments" not in self.plan:
-            raise corrupt_file(self.folder / COMPARISON, "it does not describe its runs")
+            raise corrupt_file(self.files / COMPARISON, "it does not describe its runs")
         return sorted(
             {
                 str(self.plan["experiments"][cell["name"]].get("model", ""))
@@ -342,15 +409,15 @@ class Comparison:
         return list(self.plan["cells"])
 
 
-def load(folder: str | Path) -> Run | Comparison:
+def load(folder: str | Path | SafePath) -> Run | Comparison:
     """Read a run folder or a comparison folder."""
-    folder = Path(folder)
-    if (folder / COMPARISON).is_file():
-        return Comparison(folder)
-    if (folder / EXPERIMENT).is_file():
-        return Run(folder)
-    if not folder.exists():
-        raise InputError(f"no folder at {folder}: check the name")
+    files = folder if isinstance(folder, SafePath) else SafePath(Path(folder))
+    if (files / COMPARISON).is_regular_file():
+        return Comparison(files)
+    if (files / EXPERIMENT).is_regular_file():
+        return Run(files)
+    if not files.is_folder():
+        raise InputError(f"no folder at {files}: check the name")
     raise InputError(
-        f"{folder} is neither a run nor a comparison: it has no {EXPERIMENT} and no {COMPARISON}"
+        f"{files} is neither a run nor a comparison: it has no {EXPERIMENT} and no {COMPARISON}"
     )

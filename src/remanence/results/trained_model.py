@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import warnings
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
+from remanence.core import pytree
 from remanence.core.compose import parse_method
 from remanence.core.errors import CheckpointError, InputError
 from remanence.core.memory import check_memory
-from remanence.core.model import init_module
+from remanence.core.model import init_module, state_of
 from remanence.core.process_state import preserve_process_state
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
@@ -20,17 +22,20 @@ from remanence.experiment.networks import apply_model_changes, build_module
 from remanence.experiment.run_sizes import model_bytes
 from remanence.methods import PARTS
 from remanence.results.checkpoint import CheckpointStore, fingerprint
-from remanence.training.state import RunState
+from remanence.results.checkpoint_schema import check_schema
+from remanence.results.manifest import CHECKPOINTS, LoadedCheckpoint
+from remanence.training.server_step import Server
+from remanence.training.state import ClientModels, RunState
 
 if TYPE_CHECKING:
     from remanence.results.run import Run
 
 
 class TrainedModel(NamedTuple):
-    """A model, and the round of the checkpoint that it was read from."""
+    """A model, and the checkpoint that it was read from."""
 
     module: nn.Module
-    round: int
+    checkpoint: LoadedCheckpoint
 
 
 @preserve_process_state()
@@ -57,14 +62,14 @@ def load_model(
         )
         method = parse_method(run.config.method, PARTS)
         module = apply_model_changes(method, module, classes, key)
-    state = CheckpointStore(run.checkpoints, fingerprint(run.config)).load(
-        torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
-    )
+    module = module.to(torch.float64 if run.config.precision == "fp64" else torch.float32)
+    store = CheckpointStore(run.files / CHECKPOINTS, fingerprint(run.config))
+    check = partial(_check_models, state_of(module), int(run.metadata["clients"]))
+    state = store.load(torch.device("cpu"), lambda text: None, check)
     if state is None:
         raise InputError(f"{run.folder} has no checkpoint yet: let it run for some rounds first")
     model = _pick_model(run, state, client)
     values = {**model.params, **model.buffers}
-    module = module.to(next(iter(model.params.values())).dtype)
     try:
         module.load_state_dict(values, strict=False)
     except RuntimeError as error:
@@ -72,7 +77,32 @@ def load_model(
             f"the checkpoint of {run.folder} does not fit its network {run.config.model}:"
             f" {_last_line(error)}"
         ) from None
-    return TrainedModel(module.eval(), state.round)
+    return TrainedModel(module.eval(), store.loaded)
+
+
+def _check_models(model: ModelState, clients: int, state: RunState) -> None:
+    """Refuse a state whose models do not fit the network. It may be of any kind of method, since
+    one that was given as an object is not known here.
+    """
+    schema = RunState(0, 0, Server(model, {}), {})
+    if state.model_of_client is not None:
+        schema = replace(schema, model_of_client=torch.zeros(clients, dtype=torch.int64))
+    if state.client_models is not None:
+        models = ModelState(*(pytree.broadcast(tree, clients) for tree in model))
+        counts = torch.zeros(clients, dtype=torch.int64)
+        schema = replace(
+            schema,
+            client_models=ClientModels(
+                models=models,
+                best=models,
+                best_loss=counts.double(),
+                rounds_since_best=counts,
+                early_stopped=counts.bool(),
+                peers={},
+                peer_counts=counts.expand(clients, clients),
+            ),
+        )
+    check_schema(state, schema)
 
 
 def _last_line(error: Exception) -> str:

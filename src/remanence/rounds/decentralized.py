@@ -167,7 +167,7 @@ class DecentralizedRound:
         if self.evaluator.should_evaluate(state.round):  # then the counts start again from 0
             counts = torch.zeros_like(client_models.peer_counts)
             state = replace(state, client_models=replace(client_models, peer_counts=counts))
-        return replace(state, file_lengths=self.writer.commit()), line
+        return replace(state, committed=self.writer.commit()), line
 
 
 def init_client_models(task: TrainingTask) -> ClientModels:

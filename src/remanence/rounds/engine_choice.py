@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
 from remanence.config import write_toml
 from remanence.core.engine import Engine
-from remanence.core.files import write_atomically
 from remanence.core.progress import Progress
+from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice, choose_engine
 from remanence.engines.processes import count_cores
 from remanence.engines.table import ENGINES, engine_options
@@ -90,11 +89,11 @@ def make_run_engine(experiment: BuiltExperiment) -> Engine:
     return ENGINES[config.engine].make(experiment.task, engine_options(config))
 
 
-def record_degraded(reason: str, folder: Path, progress: Progress) -> None:
+def record_degraded(reason: str, folder: SafePath, progress: Progress) -> None:
     """Log why an engine runs more slowly than requested, and store it with the run."""
     metadata = read_toml(folder / EXPERIMENT)[METADATA]
     if reason not in metadata["engine"]:
         progress.log(f"slower than asked for: {reason}")
         metadata = metadata | {"engine": f"{metadata['engine']}; {reason}"}
         text = write_toml(Run(folder).config, {METADATA: metadata})
-        write_atomically(folder / EXPERIMENT, text.encode())
+        (folder / EXPERIMENT).write(text.encode())

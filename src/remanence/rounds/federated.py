@@ -81,7 +81,7 @@ class FederatedRound:
         metrics["seconds"] = time.perf_counter() - began
         evaluation = self.evaluator.after_round(state, updates, clients)
         line = self.writer.write_evaluation(evaluation, metrics)
-        return replace(state, file_lengths=self.writer.commit()), line
+        return replace(state, committed=self.writer.commit()), line
 
     def close(self) -> None:
         try:

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ from remanence.core.files import (
     create_output_dir,
     lock,
     translate_disk_errors,
-    write_atomically,
 )
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import NullProgress, Progress
+from remanence.core.safe_path import SafePath
 from remanence.core.signals import exit_code_of, sigterm_as_interrupt
 from remanence.core.slots import Method, Part
 from remanence.data.dataset import ArrayDataset
@@ -38,7 +39,9 @@ from remanence.experiment.metadata import check_same_data
 from remanence.experiment.resources import check_disk
 from remanence.experiment.torch_setup import set_precision
 from remanence.results.checkpoint import CheckpointStore, fingerprint
-from remanence.results.run import CHECKPOINTS, COMPARISON, EXPERIMENT, METADATA, METRICS, Run
+from remanence.results.checkpoint_schema import check_schema
+from remanence.results.manifest import CHECKPOINTS
+from remanence.results.run import COMPARISON, EXPERIMENT, METADATA, METRICS, Run
 from remanence.rounds.engine_choice import make_run_engine, record_degraded, resolve_engine
 from remanence.rounds.privacy_budget import (
     describe_guarantees,
@@ -47,7 +50,7 @@ from remanence.rounds.privacy_budget import (
     to_metadata,
 )
 from remanence.rounds.round_checks import RoundChecks
-from remanence.rounds.setup import Round, first_state, make_round
+from remanence.rounds.setup import Round, first_state, make_round, state_schema
 from remanence.rounds.time_limit import TimeLimit
 from remanence.training.state import RunState
 
@@ -57,7 +60,7 @@ EngineFor = Callable[[BuiltExperiment], Engine]  # makes the engine of a run
 @preserve_process_state()
 def start_run(
     config: Experiment,
-    out: Path,
+    out: Path | SafePath,
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -85,22 +88,24 @@ def start_run(
         source: Takes the place of the data.
     """
     check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
+    folder = SafePath.of(out)
     progress = progress or NullProgress()
     experiment = build(config, method=method, module=module, source=source)
     objects = {"method": method, "model": module, "data": source}
     given = [name for name, value in objects.items() if value is not None]
     experiment = replace(experiment, metadata=experiment.metadata | {"objects": given})
-    check_disk(experiment.resources, out)
+    check_disk(experiment.resources, folder.path)
     experiment, _ = resolve_engine(experiment, progress, choice)
     create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
-    with translate_disk_errors(out, resumable=True), lock(out):
-        _write_experiment(out, experiment, experiment.metadata | privacy_metadata(experiment))
-        return train(experiment, out, progress, time_limit or TimeLimit(None), title, engine_for)
+    with translate_disk_errors(folder, resumable=True), lock(folder):
+        metadata = experiment.metadata | privacy_metadata(experiment)
+        limit = time_limit or TimeLimit(None)
+        return train(experiment, folder, progress, limit, title, engine_for, metadata)
 
 
 @preserve_process_state()
 def resume_run(
-    folder: Path,
+    folder: Path | SafePath,
     *,
     rounds: int | None = None,
     progress: Progress | None = None,
@@ -124,16 +129,17 @@ def resume_run(
         module: The network.
         source: The data.
     """
+    folder = SafePath.of(folder)
     run = Run(folder)
     _check_objects(run, {"method": method, "model": module, "data": source})
     config = run.config if rounds is None else _extend(run, rounds)
     with translate_disk_errors(folder, resumable=True), lock(folder):
         experiment = build(config, method=method, module=module, source=source)
         check_same_data(experiment, run.metadata)
+        metadata = None
         if config != run.config:
             kept = {name: run.metadata[name] for name in ("engine", "objects")}
             metadata = experiment.metadata | privacy_metadata(experiment) | kept
-            _write_experiment(folder, experiment, metadata)
         return train(
             experiment,
             folder,
@@ -141,6 +147,7 @@ def resume_run(
             time_limit or TimeLimit(None),
             title,
             engine_for,
+            metadata,
         )
 
 
@@ -168,9 +175,11 @@ def _extend(run: Run, rounds: int) -> Experiment:
     return config.model_copy(update={"rounds": rounds})
 
 
-def _write_experiment(folder: Path, experiment: BuiltExperiment, metadata: dict[str, Any]) -> None:
+def _write_experiment(
+    folder: SafePath, experiment: BuiltExperiment, metadata: dict[str, Any]
+) -> None:
     text = write_toml(experiment.config, {METADATA: metadata})
-    write_atomically(folder / EXPERIMENT, text.encode())
+    (folder / EXPERIMENT).write(text.encode())
 
 
 def privacy_metadata(experiment: BuiltExperiment) -> dict[str, Any]:
@@ -180,46 +189,59 @@ def privacy_metadata(experiment: BuiltExperiment) -> dict[str, Any]:
 
 def train(
     experiment: BuiltExperiment,
-    folder: Path,
+    folder: Path | SafePath,
     progress: Progress,
     time_limit: TimeLimit,
     title: str = "",
     engine_for: EngineFor | None = None,
+    metadata: dict[str, Any] | None = None,
 ) -> Run:
     """Train from the last checkpoint, or from the start, to the last round.
+
+    Args:
+        experiment: The experiment.
+        folder: Of the run.
+        progress: Shows rounds and messages.
+        time_limit: When to stop and save.
+        title: Of the progress.
+        engine_for: Makes the engine.
+        metadata: Is written with the settings, when a checkpoint is known to fit them.
 
     Raises:
         Stopped: The time is up, or the process was interrupted. All rounds are saved.
         RunFailed: The machine has too little memory. All rounds before are saved.
     """
-    config = experiment.config
+    config, folder = experiment.config, SafePath.of(folder)
     set_precision(config)
     store = CheckpointStore(folder / CHECKPOINTS, fingerprint(config))
-    first = first_state(experiment)
-    state = store.load(experiment.task.info.device, progress.log, first)
-    if state is None:
+    check = partial(check_schema, schema=state_schema(experiment))
+    saved = store.load(experiment.task.info.device, progress.log, check)
+    if saved is None:
         _check_no_rounds(folder)
-        state = first
+    state = first_state(experiment) if saved is None else saved
+    if metadata is not None:
+        _write_experiment(folder, experiment, metadata)
     engine = (engine_for or make_run_engine)(experiment)
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
-        round = make_round(experiment, engine, folder, state.file_lengths)
+        store.delete_newer()
+        round = make_round(experiment, engine, folder, None if saved is None else saved.committed)
         stack.callback(round.close)
-        state = replace(state, file_lengths=round.writer.commit())
+        state = replace(state, committed=round.writer.commit())
         title = title or config.method
         loop = TrainingLoop(experiment, folder, engine, round, store, state, progress, title)
         progress.start(title, state.round, loop.last)
         stack.callback(progress.finish)
         loop.run(time_limit)
-    return Run(folder)
+    return Run(folder, None if saved is None else store.loaded)
 
 
-def _check_no_rounds(folder: Path) -> None:
+def _check_no_rounds(folder: SafePath) -> None:
     """Refuse to begin at round 1 in a folder with recorded rounds, which would be deleted. The
     first checkpoint is older than any of them.
     """
-    metrics = folder / METRICS
-    if metrics.exists() and metrics.stat().st_size:
+    status = (folder / METRICS).status()
+    if status is not None and status.st_size:
         raise CheckpointError(
             f"{folder} has recorded rounds but no checkpoint to continue from: start anew with"
             " --overwrite"
@@ -232,7 +254,7 @@ class TrainingLoop:
     def __init__(
         self,
         experiment: BuiltExperiment,
-        folder: Path,
+        folder: SafePath,
         engine: Engine,
         round: Round,
         store: CheckpointStore,

@@ -7,15 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
+from remanence.core import pytree
 from remanence.core.engine import Engine
+from remanence.core.files import FilePrefix
+from remanence.core.safe_path import SafePath
 from remanence.experiment.build import BuiltExperiment
 from remanence.rounds.decentralized import DecentralizedRound, init_client_models
 from remanence.rounds.federated import FederatedRound
 from remanence.rounds.writer import RunWriter
 from remanence.training import server_step
-from remanence.training.state import RunState
+from remanence.training.state import RunState, load_client_states
 
 
 class Round(Protocol):
@@ -36,8 +40,8 @@ class Round(Protocol):
 def make_round(
     experiment: BuiltExperiment,
     engine: Engine,
-    folder: Path,
-    file_lengths: Mapping[str, int] | None = None,
+    folder: Path | SafePath,
+    committed: Mapping[str, FilePrefix] | None = None,
 ) -> Round:
     """The round of an experiment: with a server or without one.
 
@@ -45,9 +49,10 @@ def make_round(
         experiment: Of the run.
         engine: Trains and evaluates.
         folder: Of the run.
-        file_lengths: Of its append-only files at the last checkpoint; everything beyond is cut off.
+        committed: The part of its append-only files that belongs to the last checkpoint; everything
+            beyond is cut off.
     """
-    writer = RunWriter(folder, experiment, file_lengths or {})
+    writer = RunWriter(SafePath.of(folder), experiment, committed)
     if experiment.is_decentralized:
         return DecentralizedRound(experiment, engine, writer)
     return FederatedRound(experiment, engine, writer)
@@ -67,3 +72,11 @@ def first_state(experiment: BuiltExperiment) -> RunState:
         model_of_client=torch.zeros(task.info.num_clients, dtype=torch.int64),
         assignment_state={part.name: part.model_assignment.init(task.info)},
     )
+
+
+def state_schema(experiment: BuiltExperiment) -> RunState:
+    """The first state with the state of one client: every state of the experiment has its form."""
+    state, client = first_state(experiment), np.zeros(1, dtype=np.int64)
+    stats = experiment.client_stats(client, 0)
+    kept = load_client_states(state, experiment.task, client, stats)
+    return replace(state, client_states={0: pytree.take(kept, 0)} if kept else {})

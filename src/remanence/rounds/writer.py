@@ -7,14 +7,16 @@ What follows the last checkpoint is cut off when a run is resumed.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from remanence.core.safe_path import flush
+from remanence.core.errors import CheckpointError
+from remanence.core.files import FilePrefix
+from remanence.core.safe_path import SafePath, flush
 from remanence.experiment.build import BuiltExperiment
 from remanence.results.ledger import (
     ALL,
@@ -31,16 +33,48 @@ from remanence.results.run import CONFUSIONS, EXAMPLES, LEDGER, METRICS, PEERS
 from remanence.rounds.records import Evaluation, ExampleRecords, ModelCounts, PeerTable, Record
 
 
+class RecordFile:
+    """An append-only file, hashed while it is written.
+
+    Args:
+        path: Of the file.
+        committed: What it keeps; everything beyond is cut off.
+    """
+
+    def __init__(self, path: SafePath, committed: FilePrefix):
+        self.file = path.open_at(committed.length)
+        self.length, self.hash = committed.length, committed.hash.copy()
+
+    def write(self, content: bytes) -> None:
+        self.file.write(content)
+        self.length += len(content)
+        self.hash.update(content)
+
+    def commit(self) -> FilePrefix:
+        """Flush to the operating system -> what has been written."""
+        self.file.flush()
+        return FilePrefix(self.length, self.hash.copy())
+
+    def close(self) -> None:
+        self.file.close()
+
+
 class RunWriter:
     """The open files of a run.
 
     Args:
         folder: Of the run.
         experiment: Its settings name what is recorded.
-        file_lengths: By file: its length at the last checkpoint; everything beyond is cut off.
+        committed: The part of each file that belongs to the last checkpoint; everything beyond is
+            cut off. None: there is no checkpoint.
     """
 
-    def __init__(self, folder: Path, experiment: BuiltExperiment, file_lengths: Mapping[str, int]):
+    def __init__(
+        self,
+        folder: SafePath,
+        experiment: BuiltExperiment,
+        committed: Mapping[str, FilePrefix] | None = None,
+    ):
         self.record, self.classes = experiment.config.record, len(experiment.dataset.classes)
         self.clients = experiment.task.info.num_clients
         names = [METRICS, LEDGER]
@@ -50,8 +84,14 @@ class RunWriter:
             names.append(EXAMPLES)
         if self.record.confusion:
             names.append(CONFUSIONS)
-        self.files = {name: _open_at(folder / name, file_lengths.get(name, 0)) for name in names}
-        if self.files[LEDGER].tell() == 0:
+        if committed is not None and committed.keys() != set(names):
+            raise CheckpointError(
+                f"the checkpoint of {folder} belongs to {', '.join(sorted(committed))}, but this"
+                f" experiment writes {', '.join(sorted(names))}"
+            )
+        kept = committed or dict.fromkeys(names, FilePrefix(0, hashlib.sha256()))
+        self.files = {name: RecordFile(folder / name, kept[name]) for name in names}
+        if committed is None:
             self.files[LEDGER].write(header(experiment.dataset.classes))
 
     def write(self, records: Iterable[Record]) -> None:
@@ -75,16 +115,14 @@ class RunWriter:
             self.files[METRICS].write(json.dumps(line, allow_nan=False).encode() + b"\n")
         return lines[0]
 
-    def commit(self) -> dict[str, int]:
-        """Flush to the operating system -> the lengths of the files, which belong to the state."""
-        for file in self.files.values():
-            file.flush()
-        return {name: file.tell() for name, file in self.files.items()}
+    def commit(self) -> dict[str, FilePrefix]:
+        """Flush to the operating system -> what the files hold, which belongs to the state."""
+        return {name: file.commit() for name, file in self.files.items()}
 
     def sync(self) -> None:
         """Flush to the disk, before a checkpoint records the lengths."""
         for file in self.files.values():
-            flush(file)
+            flush(file.file)
 
     def close(self) -> None:
         """Close all files, also where the first cannot be written because the disk is full."""
@@ -124,11 +162,3 @@ class RunWriter:
         for name in ("round", "time_step"):
             record[name] = table.columns[name]
         self.files[PEERS].write(record.tobytes())
-
-
-def _open_at(path: Path, length: int) -> Any:
-    """Open for appending, with everything beyond the length cut off."""
-    file = path.open("r+b" if path.exists() else "w+b")
-    file.truncate(length)
-    file.seek(length)
-    return file

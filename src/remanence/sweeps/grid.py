@@ -22,10 +22,10 @@ from remanence.core.files import (
     folder_name,
     lock,
     translate_disk_errors,
-    write_atomically,
 )
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress
+from remanence.core.safe_path import SafePath
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
@@ -148,15 +148,16 @@ def start_comparison(
         "experiments": {c.name: c.config.model_dump(mode="json", exclude_none=True) for c in cells},
     }
     create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
-    with translate_disk_errors(out, resumable=True), lock(out):
-        write_atomically(out / COMPARISON, tomli_w.dumps(plan).encode())
-        _run_grid(cells, out, choice, progress, time_limit, batch_runs, module, source)
-    return Comparison(out)
+    folder = SafePath.of(out)
+    with translate_disk_errors(folder, resumable=True), lock(folder):
+        (folder / COMPARISON).write(tomli_w.dumps(plan).encode())
+        _run_grid(cells, folder, choice, progress, time_limit, batch_runs, module, source)
+    return Comparison(folder)
 
 
 @preserve_process_state()
 def resume_comparison(
-    folder: Path,
+    folder: Path | SafePath,
     *,
     progress: Progress,
     time_limit: TimeLimit,
@@ -164,6 +165,7 @@ def resume_comparison(
     source: ArrayDataset | None = None,
 ) -> Comparison:
     """Resume the runs that are unfinished and start those that are missing."""
+    folder = SafePath.of(folder)
     plan = Comparison(folder).plan
     if "experiments" not in plan:
         raise corrupt_file(folder / COMPARISON, "it does not describe its runs")
@@ -180,7 +182,7 @@ def resume_comparison(
     ]
     choice = _read_choice(folder, plan)
     with translate_disk_errors(folder, resumable=True), lock(folder):
-        _run_grid(
+        done = _run_grid(
             cells,
             folder,
             choice,
@@ -190,10 +192,10 @@ def resume_comparison(
             module,
             source,
         )
-    return Comparison(folder)
+    return Comparison(folder, [entry for run in done for entry in run.resumptions])
 
 
-def _read_choice(folder: Path, plan: Mapping[str, Any]) -> EngineChoice:
+def _read_choice(folder: SafePath, plan: Mapping[str, Any]) -> EngineChoice:
     """The engine that was chosen for all runs; the plan may come from another person."""
     try:
         choice = EngineChoice(**plan["engine"])
@@ -208,25 +210,25 @@ def _read_choice(folder: Path, plan: Mapping[str, Any]) -> EngineChoice:
 
 def _run_grid(
     cells: Sequence[GridPoint],
-    out: Path,
+    out: SafePath,
     choice: EngineChoice,
     progress: Progress,
     time_limit: TimeLimit,
     batch_runs: int,
     module: nn.Module | None,
     source: ArrayDataset | None,
-) -> None:
+) -> list[Run]:
     runs = []
     for number, cell in enumerate(cells, 1):
         folder = out / RUNS / cell.name
-        if not (folder / EXPERIMENT).exists() or not Run(folder).finished:
+        if not (folder / EXPERIMENT).is_regular_file() or not Run(folder).finished:
             title = (
                 f"[{number}/{len(cells)}]"
                 f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
             )
             runs.append(QueuedRun(folder, cell.config, title))
     resume_command = f"remanence resume {out}"
-    run_all(
+    return run_all(
         runs,
         {"": choice},
         resume_command,

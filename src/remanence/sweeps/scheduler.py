@@ -8,7 +8,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from remanence.config import Experiment
 from remanence.core.errors import Stopped
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress, SharedProgress
+from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
@@ -36,7 +36,7 @@ MAX_BATCHED_RUNS = 64  # a thread each
 class QueuedRun:
     """A run to start, or to resume where it was stopped."""
 
-    folder: Path
+    folder: SafePath
     config: Experiment
     title: str
     # runs of one task use one engine, so that only the method differs between them
@@ -44,7 +44,7 @@ class QueuedRun:
 
     @property
     def started(self) -> bool:
-        return (self.folder / EXPERIMENT).exists()
+        return (self.folder / EXPERIMENT).is_regular_file()
 
 
 def run_all(
@@ -56,7 +56,7 @@ def run_all(
     time_limit: TimeLimit,
     batch_runs: int = 0,
     **objects: Any,
-) -> None:
+) -> list[Run]:
     """Run all of them.
 
     Args:
@@ -67,7 +67,11 @@ def run_all(
         time_limit: The time limit.
         batch_runs: The most runs in one stack; 0: as many as fit.
         objects: Model and data that were given as objects.
+
+    Returns:
+        The runs, finished.
     """
+    done: list[Run] = []
     while runs:
         first = runs[0]
         choice = choices.get(first.task) or _choose(first, progress, objects)
@@ -75,14 +79,15 @@ def run_all(
         group = _group_compatible(runs, choice, batch_runs)
         try:
             if len(group) == 1:
-                _run_one(first, choice, time_limit, progress=progress, **objects)
+                done.append(_run_one(first, choice, time_limit, progress=progress, **objects))
             else:
-                _run_batched(group, choice, progress, time_limit, objects)
+                done += _run_batched(group, choice, progress, time_limit, objects)
         except Stopped as stop:
             raise Stopped(
                 f"stopped in {_name(group)}, all saved: go on with {resume_command}", stop.exit_code
             ) from None
         runs = runs[len(group) :]
+    return done
 
 
 @preserve_process_state()  # the trial of one task must not change that of the next
@@ -144,7 +149,7 @@ def _run_batched(
     progress: Progress,
     time_limit: TimeLimit,
     objects: dict[str, Any],
-) -> None:
+) -> list[Run]:
     # torch keeps the number for each thread, and this one computes for the threads of the runs
     torch.set_num_threads(choice.threads)
     batcher, shared = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
@@ -162,6 +167,7 @@ def _run_batched(
     # raise a failure rather than the stop of the other runs that follows from it
     for error in sorted(errors, key=lambda error: isinstance(error, Stopped)):
         raise error
+    return [end for end in ends if isinstance(end, Run)]
 
 
 def _name(group: Sequence[QueuedRun]) -> str:

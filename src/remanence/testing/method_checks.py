@@ -21,7 +21,7 @@ from remanence.methods.fedbn import fedbn
 from remanence.methods.fednova import fednova
 from remanence.methods.frozen_head import frozen_head
 from remanence.results.checkpoint import CheckpointStore, fingerprint
-from remanence.results.run import CHECKPOINTS
+from remanence.results.manifest import CHECKPOINTS
 from remanence.rounds.federated import make_work
 from remanence.rounds.loop import resume_run, start_run
 from remanence.testing.part_checks import carried_values, check_declarations, check_unchanged

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from remanence.core import pytree
+from remanence.core.files import FilePrefix
 from remanence.core.pytree import Tree
 from remanence.core.types import ClientStats, ModelState, Reply
 from remanence.training.server_step import Server
@@ -67,7 +68,7 @@ class RunState:
         server: The server with its global model.
         client_states: The clients' states, by client and part. Only clients that took part have
             one.
-        file_lengths: The lengths of the append-only files that belong to this state.
+        committed: The part of each append-only file that belongs to this state, by name.
         extra_servers: Further global models, where a method has several.
         model_of_client: [K] int64, the global model that each client uses; None if there is one.
         assignment_state: The state of the model assignment, by part.
@@ -79,7 +80,7 @@ class RunState:
     time_step: int
     server: Server
     client_states: Mapping[int, Tree]
-    file_lengths: Mapping[str, int] = field(default_factory=dict)
+    committed: Mapping[str, FilePrefix] = field(default_factory=dict)
     extra_servers: tuple[Server, ...] = ()
     model_of_client: Tensor | None = None
     assignment_state: Tree = field(default_factory=dict)
