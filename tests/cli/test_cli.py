@@ -19,6 +19,7 @@ import pytest
 from remanence.cli.listing import TABLES
 from remanence.cli.main import main
 from remanence.cli.options import LISTS
+from remanence.core.errors import INTERRUPTED, OUT_OF_TIME, TERMINATED, UNTRAINED
 from remanence.experiment import build  # noqa: F401  (imported before the forks, since commands import it late)
 
 QUICK = ["--data", "digits", "--clients", "5", "--rounds", "2", "--engine", "sequential"]
@@ -253,3 +254,9 @@ def test_data_check_takes_files_and_folders_as_run_does(tmp_path: Path) -> None:
     wrong = forked("data", "check", str(tmp_path / "images"))
     assert wrong.returncode == 2
     assert "dataset 'folder'" in wrong.stderr
+
+
+def test_the_help_lists_the_exit_codes() -> None:
+    text = " ".join(remanence("--help").stdout.split())
+    for code in (UNTRAINED, OUT_OF_TIME, INTERRUPTED, TERMINATED):
+        assert f" {code} " in text.partition("Exit codes: ")[2]
