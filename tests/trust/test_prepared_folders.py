@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -226,6 +228,33 @@ def test_a_stored_outcome_is_a_regular_file(tmp_path: Path, outside: Path, plant
     plant(tmp_path / "outcome" / OUTCOME, outside)
     with pytest.raises(UnsafeFile, match=f"{OUTCOME} is a "):
         read_outcome(tmp_path / "outcome")
+
+
+@pytest.mark.parametrize("name", ["export", "export/tensorboard", "export/tensorboard/run"])
+def test_tensorboard_is_not_given_a_link(
+    home: Path, outside: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setitem(sys.modules, "tensorboard", SimpleNamespace())
+    fake = SimpleNamespace(SummaryWriter=opened.append)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    (home / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+    link_to_folder(home / "run" / name, outside)
+    with pytest.raises(UnsafeFile, match=f"{Path(name).name} is a link where a folder belongs"):
+        export(rem.load(home / "run"), kind="tensorboard")
+    assert not opened
+    assert_untouched(outside)
+
+
+@pytest.mark.parametrize("name", ["mlflow.db", "artifacts"])
+def test_mlflow_is_not_given_a_link(home: Path, outside: Path, name: str) -> None:
+    pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    folder = home / "run" / "export" / "mlflow"
+    folder.mkdir(parents=True)
+    link_to_file(folder / name, outside)
+    with pytest.raises(UnsafeFile, match=f"{name} is a link"):
+        export(rem.load(home / "run"), kind="mlflow")
+    assert_untouched(outside)
 
 
 def test_files_with_holes_do_not_exhaust_memory(home: Path) -> None:
