@@ -131,10 +131,11 @@ class Usage(NamedTuple):
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = estimate_resources(SMALL._replace(rounds=10**6))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GIB))
+    needed = estimate_resources(SMALL._replace(rounds=10**7))  # about 8 GB
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(8 * GIB))
     check_disk(needed, tmp_path / "not" / "there")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**6))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(4 * GIB))
+    check_disk(estimate_resources(SMALL), tmp_path)
     with pytest.raises(
         InputError, match=r"disk space, .* for metrics\.jsonl, and .*: lower rounds"
     ):
@@ -243,6 +244,7 @@ def test_a_comparison_needs_the_disk_of_all_its_runs(
 ) -> None:
     needed = build.build(parse_experiment({}, {"rounds": 5})).resources
     one = sum(sizes_of(needed.disk).values())
+    monkeypatch.setattr(resources, "SMALL_FILES", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 * one))
     check_disk(needed, tmp_path, 100)
     command = ["compare", "--methods", "fedavg", "--rounds", "5", "--out", str(tmp_path / "out")]

@@ -27,6 +27,7 @@ METRICS_LINE = 300  # bytes of a line of metrics.jsonl, and of a class in it
 METRICS_CLASS = 5
 RECORD, RECORD_CLASS = 34, 12  # bytes of a record of the ledger, and of a class in it
 EXAMPLE_RECORD = 30
+SMALL_FILES = 1 << 30
 MOST_STEPS = 10**15  # local steps of a run: months at a hundred million a second
 WORKER_BYTES = 20 << 20  # of a worker process besides what it shares with its parent
 SPARE_FILES = 100  # file descriptors that a process needs besides its pipes to workers
@@ -220,12 +221,16 @@ def check_resources(needed: Resources, gpu_memory: int = 0) -> None:
 
 
 def check_disk(needed: Resources, folder: Path, runs: int = 1) -> None:
-    """Raise `InputError` if the files of so many runs do not fit on the disk of their folder."""
+    """Raise `InputError` if the files of so many runs do not fit on the disk of their folder.
+
+    Small ones are not checked: a run that fills a disk stops, and resumes when there is room.
+    """
     there = folder.absolute()
     while not there.exists():
         there = there.parent
     disk = [need._replace(size=runs * need.size) for need in needed.disk]
-    _check_sum("disk space", disk, shutil.disk_usage(there).free, f"{there} has")
+    if sum(need.size for need in disk) > SMALL_FILES:
+        _check_sum("disk space", disk, shutil.disk_usage(there).free, f"{there} has")
 
 
 def _check_sum(what: str, needs: Sequence[Need], available: int, who: str) -> None:
