@@ -35,7 +35,7 @@ def sizes_of(needs: tuple[resources.Need, ...]) -> dict[str, int]:
 # 100 clients, 10 a round, 4 rounds, 2 time steps, 3 classes, 20 examples each, a model of 1000
 # bytes, clients that keep 500 bytes, 6 steps of 5 examples
 SMALL = RunSizes(
-    clients=100, cohort=10, rounds=4, time_steps=2, classes=3, samples=20, model=1000,
+    clients=100, cohort=10, rounds=4, time_steps=2, classes=3, samples=20, model=1000, reply=1000,
     client_state=500, steps=6, batch=5, data=700, validation=True,
 )  # fmt: skip
 
@@ -114,8 +114,8 @@ def test_the_largest_part_and_its_cure_are_named(monkeypatch: pytest.MonkeyPatch
         match=r"at least 6\.0 GiB of memory, 3\.7 GiB of it for the replies of a round, and this"
         r" machine allows 1\.0 GiB: lower clients\.sample or use a smaller model",
     ):
-        check_resources(estimate_resources(SMALL._replace(model=400_000_000)))
-    on_gpu = estimate_resources(SMALL._replace(model=400_000_000, gpu=True))
+        check_resources(estimate_resources(SMALL._replace(model=400_000_000, reply=400_000_000)))
+    on_gpu = estimate_resources(SMALL._replace(model=400_000_000, reply=400_000_000, gpu=True))
     check_resources(on_gpu, 139 * GIB)  # a machine with more memory on its GPU
     with pytest.raises(InputError, match=r"of GPU memory, .* and the GPU has 4\.0 GiB"):
         check_resources(on_gpu, 4 * GIB)
@@ -231,6 +231,14 @@ def test_runs_that_cannot_work_end_before_they_begin(
     with pytest.raises(InputError, match=match):
         app(command, standalone_mode=False)
     assert not out.exists()
+
+
+def test_only_what_clients_send_is_in_replies() -> None:
+    """With frozen_head, they send all but 201 x 10 parameters of the classifier."""
+    config = parse_experiment({}, {"method": "frozen_head", "clients.count": 4})
+    needed = sizes_of(build.build(config).resources.memory)
+    assert needed["the replies of a round"] == 4 * 4 * 65 * 200
+    assert needed["the copies of the model"] == 6 * 4 * (65 * 200 + 201 * 10)
 
 
 def test_the_partition_of_too_many_clients_is_not_made() -> None:

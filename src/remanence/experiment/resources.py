@@ -45,6 +45,7 @@ class RunSizes(NamedTuple):
         classes: C.
         samples: Examples of a client at a time step, at least.
         model: Bytes of the model.
+        reply: Bytes of the parameters, buffers and payload that a client sends.
         client_state: Bytes that a client keeps between rounds.
         steps: Local steps of the largest client in a round.
         batch: Examples in its batch.
@@ -70,6 +71,7 @@ class RunSizes(NamedTuple):
     classes: int
     samples: int = 1
     model: int = 0
+    reply: int = 0
     client_state: int = 0
     steps: int = 0
     batch: int = 0
@@ -116,7 +118,7 @@ def estimate_resources(run: RunSizes) -> Resources:
         ),
         Need(
             "the replies of a round",
-            0 if run.remote else min(run.cohort, own) * run.model,
+            0 if run.remote else min(run.cohort, own) * run.reply,
             "lower clients.sample or use a smaller model",
         ),
     )
