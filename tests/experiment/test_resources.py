@@ -35,7 +35,7 @@ def sizes_of(needs: tuple[resources.Need, ...]) -> dict[str, int]:
 # 100 clients, 10 a round, 4 rounds, 2 time steps, 3 classes, 20 examples each, a model of 1000
 # bytes, clients that keep 500 bytes, 6 steps of 5 examples
 SMALL = RunSizes(
-    clients=100, cohort=10, rounds=4, time_steps=2, classes=3, samples=20, model=1000,
+    clients=100, cohort=10, rounds=4, time_steps=2, classes=3, samples=20, model=1000, reply=1000,
     client_state=500, steps=6, batch=5, data=700, validation=True,
 )  # fmt: skip
 
@@ -114,8 +114,8 @@ def test_the_largest_part_and_its_cure_are_named(monkeypatch: pytest.MonkeyPatch
         match=r"at least 6\.0 GiB of memory, 3\.7 GiB of it for the replies of a round, and this"
         r" machine allows 1\.0 GiB: lower clients\.sample or use a smaller model",
     ):
-        check_resources(estimate_resources(SMALL._replace(model=400_000_000)))
-    on_gpu = estimate_resources(SMALL._replace(model=400_000_000, gpu=True))
+        check_resources(estimate_resources(SMALL._replace(model=400_000_000, reply=400_000_000)))
+    on_gpu = estimate_resources(SMALL._replace(model=400_000_000, reply=400_000_000, gpu=True))
     check_resources(on_gpu, 139 * GIB)  # a machine with more memory on its GPU
     with pytest.raises(InputError, match=r"of GPU memory, .* and the GPU has 4\.0 GiB"):
         check_resources(on_gpu, 4 * GIB)
@@ -131,10 +131,11 @@ class Usage(NamedTuple):
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = estimate_resources(SMALL._replace(rounds=10**6))
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(GIB))
+    needed = estimate_resources(SMALL._replace(rounds=10**7))  # about 8 GB
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(8 * GIB))
     check_disk(needed, tmp_path / "not" / "there")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**6))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(4 * GIB))
+    check_disk(estimate_resources(SMALL), tmp_path)
     with pytest.raises(
         InputError, match=r"disk space, .* for metrics\.jsonl, and .*: lower rounds"
     ):
@@ -232,6 +233,14 @@ def test_runs_that_cannot_work_end_before_they_begin(
     assert not out.exists()
 
 
+def test_only_what_clients_send_is_in_replies() -> None:
+    """With frozen_head, they send all but 201 x 10 parameters of the classifier."""
+    config = parse_experiment({}, {"method": "frozen_head", "clients.count": 4})
+    needed = sizes_of(build.build(config).resources.memory)
+    assert needed["the replies of a round"] == 4 * 4 * 65 * 200
+    assert needed["the copies of the model"] == 6 * 4 * (65 * 200 + 201 * 10)
+
+
 def test_the_partition_of_too_many_clients_is_not_made() -> None:
     settings = {"clients.count": 10**12, "drift.schedule": "random(clusters=2)"}
     with pytest.raises(InputError, match=r"the examples of each client at each time step"):
@@ -243,6 +252,7 @@ def test_a_comparison_needs_the_disk_of_all_its_runs(
 ) -> None:
     needed = build.build(parse_experiment({}, {"rounds": 5})).resources
     one = sum(sizes_of(needed.disk).values())
+    monkeypatch.setattr(resources, "SMALL_FILES", 0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(100 * one))
     check_disk(needed, tmp_path, 100)
     command = ["compare", "--methods", "fedavg", "--rounds", "5", "--out", str(tmp_path / "out")]

@@ -11,7 +11,7 @@ import struct
 import tracemalloc
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from remanence.core.errors import InputError, RemanenceError
 from remanence.core.rng import Key
 from remanence.data import from_dataset, load_dataset, npz_reader
 from remanence.data.leaf_json import _read_file
+from remanence.data.mnist_idx import read_idx
+from remanence.data.restricted_pickle import read_plain_pickle
 from remanence.data.schedule_table import read_table
 from remanence.data.svhn_mat import read_mat
 from remanence.experiment.data_setup import load_data
@@ -263,6 +265,30 @@ def test_an_image_file_that_is_read_when_it_is_opened(tmp_path: Path, begin: byt
         sparse(tmp_path / name / "0.webp", 64 * MIB, begin)
     with refused(r"reading 2 images such as .* decoding one"):
         load_dataset("folder", {"path": str(tmp_path), "size": 8}, None)
+
+
+IDX = bytes((0, 0, 8, 3)) + struct.pack(">3I", 100_000, 1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "read_file"),
+    [
+        ("images", IDX, lambda path: read_idx(path, 3)),
+        ("users.json", b"{", lambda path: _read_file(path, 62)),
+        ("extra_32x32.mat", b"MATLAB", read_mat),
+        ("data_batch_1", b"\x80\x02", lambda path: read_plain_pickle(path, 1 << 50)),
+        ("arrays.npz", b"PK\x03\x04", npz_reader.read_npz),
+        ("edges.csv", b"0,1\n", lambda path: TOPOLOGIES["edges"](path=str(path))(2, Key(0))),
+        ("drift.csv", b"0,1\n", read_table),
+        ("ledger.bin", b"{}\n", Ledger.read),
+        ("metrics.jsonl", b"{}\n", read_lines),
+    ],
+)
+def test_a_file_of_100_gigabytes_that_takes_no_disk(
+    tmp_path: Path, name: str, begin: bytes, read_file: Callable[[Path], Any]
+) -> None:
+    with refused(r"takes .* of memory|a complete \.npz file|larger than 64000000 bytes"):
+        read_file(sparse(tmp_path / name, 100 * 10**9 + len(IDX), begin))
 
 
 def test_tables_and_edges_of_text(tmp_path: Path) -> None:

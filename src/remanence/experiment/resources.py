@@ -27,6 +27,7 @@ METRICS_LINE = 300  # bytes of a line of metrics.jsonl, and of a class in it
 METRICS_CLASS = 5
 RECORD, RECORD_CLASS = 34, 12  # bytes of a record of the ledger, and of a class in it
 EXAMPLE_RECORD = 30
+SMALL_FILES = 1 << 30
 MOST_STEPS = 10**15  # local steps of a run: months at a hundred million a second
 WORKER_BYTES = 20 << 20  # of a worker process besides what it shares with its parent
 SPARE_FILES = 100  # file descriptors that a process needs besides its pipes to workers
@@ -44,6 +45,7 @@ class RunSizes(NamedTuple):
         classes: C.
         samples: Examples of a client at a time step, at least.
         model: Bytes of the model.
+        reply: Bytes of the parameters, buffers and payload that a client sends.
         client_state: Bytes that a client keeps between rounds.
         steps: Local steps of the largest client in a round.
         batch: Examples in its batch.
@@ -69,6 +71,7 @@ class RunSizes(NamedTuple):
     classes: int
     samples: int = 1
     model: int = 0
+    reply: int = 0
     client_state: int = 0
     steps: int = 0
     batch: int = 0
@@ -115,7 +118,7 @@ def estimate_resources(run: RunSizes) -> Resources:
         ),
         Need(
             "the replies of a round",
-            0 if run.remote else min(run.cohort, own) * run.model,
+            0 if run.remote else min(run.cohort, own) * run.reply,
             "lower clients.sample or use a smaller model",
         ),
     )
@@ -220,12 +223,16 @@ def check_resources(needed: Resources, gpu_memory: int = 0) -> None:
 
 
 def check_disk(needed: Resources, folder: Path, runs: int = 1) -> None:
-    """Raise `InputError` if the files of so many runs do not fit on the disk of their folder."""
+    """Raise `InputError` if the files of so many runs do not fit on the disk of their folder.
+
+    Small ones are not checked: a run that fills a disk stops, and resumes when there is room.
+    """
     there = folder.absolute()
     while not there.exists():
         there = there.parent
     disk = [need._replace(size=runs * need.size) for need in needed.disk]
-    _check_sum("disk space", disk, shutil.disk_usage(there).free, f"{there} has")
+    if sum(need.size for need in disk) > SMALL_FILES:
+        _check_sum("disk space", disk, shutil.disk_usage(there).free, f"{there} has")
 
 
 def _check_sum(what: str, needs: Sequence[Need], available: int, who: str) -> None:

@@ -4,12 +4,11 @@ before the model is built, and then from its task. Models are measured by shapes
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+import contextlib
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from remanence.config import Experiment, is_import_path
 from remanence.core import pytree
@@ -67,7 +66,7 @@ def sizes_of_task(sizes: RunSizes, task: TrainingTask, cohort: int) -> RunSizes:
         task: The task.
         cohort: The clients that a round samples.
     """
-    info = task.info
+    info, initial = task.info, task.model.initial
     size = info.max_client_size
     steps = [
         count_steps(size, task.batch_size, phase.epochs, phase.steps, task.drop_last)
@@ -76,7 +75,10 @@ def sizes_of_task(sizes: RunSizes, task: TrainingTask, cohort: int) -> RunSizes:
     return sizes._replace(
         clients=info.num_clients,
         cohort=cohort,
-        model=_nbytes([*task.model.initial.params.values(), *task.model.initial.buffers.values()]),
+        model=sum(map(pytree.nbytes, initial)),
+        reply=pytree.nbytes(pytree.select_keys(initial.params, task.communicated_params()))
+        + pytree.nbytes(pytree.select_keys(initial.buffers, task.communicated_buffers()))
+        + pytree.nbytes(task.payload_spec()),
         client_state=_client_state_bytes(task),
         steps=max(steps),
         batch=min(task.batch_size, size),
@@ -118,12 +120,7 @@ def _client_state_bytes(task: TrainingTask) -> int:
     total = pytree.nbytes(task.personal_state(initial))
     for part in task.method.parts:
         if part.client_state is not None:
-            try:
+            # a user's part that needs values, which raises nearly anything, is left out
+            with contextlib.suppress(Exception):
                 total += pytree.nbytes(part.client_state(start, stats, info))
-            except (RuntimeError, NotImplementedError):  # a user's part that needs values
-                continue
     return total
-
-
-def _nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum(math.prod(tensor.shape) * tensor.element_size() for tensor in tensors)
