@@ -24,6 +24,7 @@ from remanence.core.compose import describe
 from remanence.core.errors import InputError, LearnedNothing
 from remanence.core.files import folder_name
 from remanence.core.progress import make_progress
+from remanence.core.safe_path import SafePath
 from remanence.core.slots import Method, Part
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset
@@ -190,8 +191,10 @@ def resume(
 def dated_folder(label: str) -> Path:
     """A new output folder `runs/DATE-LABEL`; the second one of a day ends in -2, and so on."""
     name = f"{date.today()}-{folder_name(label)}"
-    candidates = (Path("runs", f"{name}-{i}" if i > 1 else name) for i in itertools.count(1))
-    return next(folder for folder in candidates if not folder.exists())
+    parent = Path("runs")
+    taken = SafePath(parent).list_names()
+    names = (f"{name}-{i}" if i > 1 else name for i in itertools.count(1))
+    return parent / next(name for name in names if name not in taken)
 
 
 def load_trusted(folder: str | Path, allow_code: bool) -> Run | Comparison:

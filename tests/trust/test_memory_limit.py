@@ -371,7 +371,7 @@ def test_one_file_that_a_checkpoint_names_for_many_clients(run: Run) -> None:
     own.parent.mkdir(exist_ok=True)
     own.write_bytes(bytes(MIB))
     manifest = json.loads((newest / MANIFEST).read_text())
-    entry = {"file": own.name, "sha256": "0"}
+    entry = {"file": own.name, "sha256": "0" * 64}
     manifest["client_states"] = {str(client): entry for client in range(1000)}
     (newest / MANIFEST).write_text(json.dumps(manifest))
     with refused(r"takes .* of it for the clients' states"):

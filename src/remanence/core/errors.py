@@ -29,6 +29,10 @@ class CheckpointError(RemanenceError):
     exit_code = 2
 
 
+class OverMemoryLimit(InputError):
+    """Reading would take more memory than the limit; the file may be in order."""
+
+
 class UnsafeFile(RemanenceError):
     """A folder holds a link or a special file where a file or folder belongs. No reader takes it
     for a file that is merely damaged, since whoever made it may want another file to be changed.

@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, OverMemoryLimit
 
 VARIABLE = "REMANENCE_MAX_BYTES"
 SHARE = 0.75  # of the machine's memory: the default limit
@@ -88,7 +88,7 @@ def _variable() -> float:
 
 
 def check_memory(thing: object, parts: Mapping[str, int], cure: str = "") -> None:
-    """Raise `InputError` if reading would take more memory than the limit.
+    """Raise `OverMemoryLimit` if reading would take more memory than the limit.
 
     Args:
         thing: What is read, for the message: the path of a file.
@@ -107,7 +107,7 @@ def check_memory(thing: object, parts: Mapping[str, int], cure: str = "") -> Non
         source, raised = "this machine allows", "use a machine with more memory"
         limit = machine
     cures = " or ".join([*([cure] if cure else []), raised])
-    raise InputError(
+    raise OverMemoryLimit(
         f"reading {thing} takes {size_of(total)} of memory, {size_of(parts[largest])} of it for"
         f" {largest}, and {source} {size_of(limit)}: {cures}"
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from remanence.config import Experiment
-from remanence.core.errors import CheckpointError, InputError
+from remanence.core.errors import CheckpointError, InputError, OverMemoryLimit
 from remanence.core.files import FilePrefix, sha256
 from remanence.core.memory import check_memory
 from remanence.core.pytree import Tree
@@ -134,7 +134,7 @@ class CheckpointStore:
         for folder in reversed(checkpoint_folders(self.folder)):
             try:
                 state = self._read(folder, device, check)
-            except InputError:  # too large for the limit of memory, not damaged
+            except OverMemoryLimit:
                 raise
             except (KeyError, TypeError, ValueError, AttributeError, OSError) as odd:
                 error = CheckpointError(

@@ -234,3 +234,45 @@ class Ledger:
         self.to_pandas().to_parquet(content, index=False)
         write_atomically(Path(path), content.getvalue())
         return Path(path)
+
+
+def check_run_numbers(
+    path: SafePath, records: np.ndarray, *, clients: int, concepts: int, time_steps: int
+) -> None:
+    """Refuse records of clients, concepts and time steps that the run does not have: tables for
+    them would not fit in memory.
+
+    Args:
+        path: Of the file, for errors.
+        records: Of any file of fixed-width records.
+        clients: Of the run.
+        concepts: Of the run.
+        time_steps: Of the run.
+    """
+    if not len(records):
+        return
+    fields = records.dtype.names or ()
+    columns: dict[str, np.ndarray] = {
+        name: records[name] for name in ("time_step", "model", "owner", "client") if name in fields
+    }
+    limits = {
+        "time_step": time_steps,
+        "model": clients,
+        "owner": max(clients, concepts),
+        "client": clients,
+    }
+    lowest = {"model": GLOBAL - clients, "owner": ALL}
+    if "owner" in columns and "split" in fields:
+        columns["rows"], limits["rows"], lowest["rows"] = (
+            columns["owner"][records["split"] == SPLITS.index("test")],
+            concepts,
+            ALL,
+        )
+    for name, values in columns.items():
+        if (
+            len(values)
+            and not lowest.get(name, 0) <= int(values.min()) <= int(values.max()) < limits[name]
+        ):
+            raise corrupt_file(
+                path, f"it has a {name} {int(values.max())}, which the run does not have"
+            )

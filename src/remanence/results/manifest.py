@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from remanence.core.errors import CheckpointError, InputError
+from remanence.core.errors import CheckpointError, OverMemoryLimit
 from remanence.core.files import FilePrefix, sha256
 from remanence.core.memory import check_memory, json_bytes
 from remanence.core.safe_path import SafePath
@@ -148,10 +148,13 @@ def round_of(folder: SafePath) -> int:
 def read_manifest(folder: SafePath) -> Manifest:
     """Read the manifest of a checkpoint, and check that this version can use it."""
     try:
-        text = (folder / MANIFEST).read(LARGEST_MANIFEST)
-        check_memory(folder / MANIFEST, {"its content": len(text) + json_bytes(text)})
+        file = folder / MANIFEST
+        status = file.status()
+        check_memory(file, {"its content": 0 if status is None else 2 * status.st_size})
+        text = file.read(LARGEST_MANIFEST)
+        check_memory(file, {"its content": len(text) + json_bytes(text)})
         content = json.loads(text)
-    except InputError:  # too large for the limit of memory, not damaged
+    except OverMemoryLimit:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"its {MANIFEST} cannot be read ({type(error).__name__})") from None

@@ -272,48 +272,18 @@ class Run:
         return records
 
     def _check_numbers(self, path: SafePath, records: np.ndarray) -> None:
-        """Refuse records of clients, concepts and time steps that the run does not have: tables
-        for them would not fit in memory.
-        """
-        from remanence.results.ledger import ALL, GLOBAL, SPLITS
+        """Refuse records of clients, concepts and time steps that the run does not have."""
+        from remanence.results.ledger import check_run_numbers
 
-        if not len(records):
-            return
-        columns: dict[str, np.ndarray] = {
-            name: records[name]
-            for name in ("time_step", "model", "owner", "client")
-            if name in (records.dtype.names or ())
-        }
-        clients = int(self.metadata.get("clients", 2**24))
         clusters = self.metadata.get("clusters", [])
-        concepts = max(
-            [
-                1,
-                len(self.metadata.get("concepts", [])),
-                *(1 + max(row, default=0) for row in clusters),
-            ]
+        named = (1 + max(row, default=0) for row in clusters)
+        check_run_numbers(
+            path,
+            records,
+            clients=int(self.metadata.get("clients", 2**24)),
+            concepts=max([1, len(self.metadata.get("concepts", [])), *named]),
+            time_steps=max(1, len(clusters)),
         )
-        limits = {
-            "time_step": max(1, len(clusters)),
-            "model": clients,
-            "owner": max(clients, concepts),
-            "client": clients,
-        }
-        lowest = {"model": GLOBAL - clients, "owner": ALL}
-        if "owner" in columns and "split" in (records.dtype.names or ()):
-            columns["rows"], limits["rows"], lowest["rows"] = (
-                columns["owner"][records["split"] == SPLITS.index("test")],
-                concepts,
-                ALL,
-            )
-        for name, values in columns.items():
-            if (
-                len(values)
-                and not lowest.get(name, 0) <= int(values.min()) <= int(values.max()) < limits[name]
-            ):
-                raise corrupt_file(
-                    path, f"it has a {name} {int(values.max())}, which the run does not have"
-                )
 
     @property
     def method(self) -> str:
