@@ -25,13 +25,12 @@ from remanence.core.declarations import (
 from remanence.core.rng import Key
 from remanence.core.slots import Part, Transform
 from remanence.flower.policy import (
-    Declined,
-    check_code,
     check_evaluation,
     check_method,
     draw_geometric,
     privatize_counts,
 )
+from remanence.flower.refusals import Declined
 from remanence.flower.secure_noise import needs_secret_noise, secret_noise
 from remanence.flower.settings import Policy
 from remanence.testing.toy_task import small_experiment
@@ -108,11 +107,7 @@ def test_only_listed_methods_are_accepted() -> None:
         check_method(Policy(methods=("fedavg", "wsm")), task)
 
 
-def test_code_and_counts_need_permission() -> None:
-    check_code(Policy(), "mlp(width=8)")
-    check_code(Policy(code=True), "mine.nets:Net(width=8)")
-    with pytest.raises(Declined, match="imports and runs Python code"):
-        check_code(Policy(), "mine.nets:Net(width=8)")
+def test_counts_need_permission() -> None:
     with pytest.raises(Declined, match="sends no counts"):
         check_evaluation(Policy(evaluate=False))
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from remanence.flower.policy import Declined
+from remanence.flower.refusals import Declined
 from remanence.flower.site_storage import RUNS, SiteStorage
 from remanence.flower.wire import WireMessage
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import unknown
+from remanence.core.expressions import PlainText
 from remanence.data.dataset import ArrayDataset, DatasetSplit, validate
 from remanence.data.files import damaged_file, find_files, size_of
 
@@ -78,7 +79,7 @@ def fashion_mnist(root: Path | None) -> ArrayDataset:
     )
 
 
-def emnist(root: Path | None, *, split: str = "byclass") -> ArrayDataset:
+def emnist(root: Path | None, *, split: PlainText = "byclass") -> ArrayDataset:
     """Handwritten characters of 28x28 (Cohen, Afshar, Tapson, van Schaik 2017).
 
     Args:

@@ -6,29 +6,15 @@ import secrets
 
 import numpy as np
 
-from remanence.config import is_import_path
 from remanence.core import pytree
 from remanence.core.declarations import LABEL_COUNTS, UNDECLARED
-from remanence.core.errors import RemanenceError
 from remanence.core.rng import Key
 from remanence.core.slots import Part
+from remanence.flower.refusals import Declined
 from remanence.flower.settings import Policy
 from remanence.training.task import TrainingTask
 
 LARGEST_NOISE = 2.0**53  # larger numbers are no exact integers in float64
-
-
-class Declined(RemanenceError):
-    """A site declines a message.
-
-    Args:
-        code: For programs, as in a rejection by the gate.
-        reason: A sentence for users.
-    """
-
-    def __init__(self, code: str, reason: str):
-        super().__init__(reason)
-        self.code, self.reason = code, reason
 
 
 def check_method(policy: Policy, task: TrainingTask) -> None:
@@ -63,16 +49,6 @@ def _check_leaf(part: Part, path: str) -> None:
             "policy",
             f"{part.name} sends {leaf}, which {what}, but this site does not allow that"
             " (policy.label_counts)",
-        )
-
-
-def check_code(policy: Policy, model: str) -> None:
-    """Decline an experiment that names Python code, before anything is built."""
-    if is_import_path(model) and not policy.code:
-        raise Declined(
-            "policy",
-            f"the experiment imports and runs Python code ({model}), but this site does not"
-            " allow that (policy.code)",
         )
 
 

@@ -5,8 +5,9 @@
     score     -> counts of correct and wrong predictions, protected as the site's policy demands
     personal  -> the same counts for the clients' personal models, which stay at the site
 
-A site that declines a message, or cannot handle it, responds with a code and a reason. For an
-unexpected error it sends only the type, because the text may contain data.
+A site that declines a message, or cannot handle it, responds with a code and a reason. What
+follows from the message alone is checked first, and its errors are sent in full; of an error that
+is raised once the site reads its own files, only a code is sent (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -25,18 +26,15 @@ from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
 from remanence.core.declarations import REPLY, RESPONSE_HEADER
 from remanence.core.engine import ClientWork
-from remanence.core.errors import RemanenceError
+from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
 from remanence.core.types import ModelState, Reply
 from remanence.engines.table import make_engine
+from remanence.experiment.build import check_names
 from remanence.flower.array_codec import as_arrays, as_tree
-from remanence.flower.policy import (
-    Declined,
-    check_code,
-    check_evaluation,
-    check_method,
-    privatize_counts,
-)
+from remanence.flower.experiment_check import NamesFileOrCode, check_experiment
+from remanence.flower.policy import check_evaluation, check_method, privatize_counts
+from remanence.flower.refusals import Declined, decline, refuse
 from remanence.flower.settings import SiteFile
 from remanence.flower.site_data import SiteTask, build_site_task
 from remanence.flower.site_storage import SiteStorage
@@ -64,27 +62,11 @@ class Site:
         Returns:
             The response; never raises, because errors are responses too.
         """
-        header, begin = request.header, time.perf_counter()
-        kind = header.get("kind")
-        handlers: dict[Any, Handler] = {
-            "ping": self._ping,
-            "train": self._train,
-            "score": self._score,
-            "personal": self._score_personal,
-        }
+        begin = time.perf_counter()
         try:
-            if kind not in handlers:
-                raise Declined("malformed", f"this site cannot handle a message of kind {kind!r}")
-            response = handlers[kind](header, request.arrays)
-        except Declined as declined:
-            logger.warning("declined %s: %s (%s)", kind, declined.reason, declined.code)
-            response = decline(declined.code, declined.reason)
-        except RemanenceError as error:
-            logger.warning("cannot %s: %s", kind, error)
-            response = decline("setup", str(error))
+            response = self.handle(request)
         except Exception as error:
-            logger.exception("%s failed", kind)
-            response = decline("failed", f"{type(error).__name__}; see the site's own log")
+            response = refuse(error, request.header.get("kind"))
         response = decline_undeclared(response)
         response.header.update(
             site=self.file.settings.name,
@@ -92,6 +74,19 @@ class Site:
             seconds=time.perf_counter() - begin,
         )
         return response
+
+    def handle(self, request: WireMessage) -> WireMessage:
+        """Handle a message at the site itself: errors are raised."""
+        kind = request.header.get("kind")
+        handlers: dict[Any, Handler] = {
+            "ping": self._ping,
+            "train": self._train,
+            "score": self._score,
+            "personal": self._score_personal,
+        }
+        if not isinstance(kind, str) or kind not in handlers:
+            raise Declined("malformed", f"this site cannot handle a message of kind {kind!r}")
+        return handlers[kind](request.header, request.arrays)
 
     def _ping(self, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
         site_task = self._task(header)
@@ -206,8 +201,7 @@ class Site:
         content = [header.get("experiment"), header.get("examples")]
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         if key not in self.tasks:
-            config: Experiment = parse_experiment(header["experiment"])
-            check_code(self.policy, config.model)
+            config = self._read_experiment(header)
             site_task = build_site_task(self.file, config, header["examples"])
             while len(self.tasks) >= MAX_TASKS:
                 self.tasks.pop(next(iter(self.tasks))).engine.close()
@@ -215,13 +209,22 @@ class Site:
         check_method(self.policy, self.tasks[key].task)
         return self.tasks[key]
 
+    def _read_experiment(self, header: dict[str, Any]) -> Experiment:
+        """The experiment of a message. Nothing is opened or built yet, so an error follows from
+        the experiment alone and its text may be sent.
+        """
+        try:
+            config = parse_experiment(header["experiment"])
+            check_experiment(config, self.policy.code)
+            check_names(config)
+        except NamesFileOrCode as error:
+            raise Declined("policy", str(error)) from None
+        except InputError as error:
+            raise Declined("setup", str(error)) from None
+        return config
+
     def _storage(self, header: dict[str, Any]) -> SiteStorage:
         return SiteStorage(self.folder, str(header.get("run")))
-
-
-def decline(code: str, reason: str) -> WireMessage:
-    """A response that declines a message."""
-    return WireMessage({"kind": "declined", "code": code, "reason": reason}, {})
 
 
 def decline_undeclared(response: WireMessage) -> WireMessage:

@@ -23,7 +23,7 @@ import torch
 from remanence.core import pytree
 from remanence.core.files import write_atomically
 from remanence.core.pytree import Tree
-from remanence.flower.policy import Declined
+from remanence.flower.refusals import Declined
 from remanence.flower.wire import WireError, WireMessage, from_bytes, to_bytes
 
 KEPT = 2  # newest states of a client, besides the named one

@@ -15,7 +15,7 @@ from remanence.core.pytree import Tree
 from remanence.core.rng import Key
 from remanence.core.types import ModelState
 from remanence.flower.array_codec import as_tree
-from remanence.flower.policy import Declined
+from remanence.flower.refusals import Declined
 from remanence.flower.secure_noise import draw_key, fixed_stats, needs_secret_noise
 from remanence.flower.settings import SiteFile
 from remanence.flower.site_data import SiteTask
