@@ -259,10 +259,16 @@ class Part:
                 return found
         return UNDECLARED
 
-    def protects(self, path: str) -> bool:
-        """Whether the part adds noise to a leaf of its payload before it leaves the client."""
+    def protects(self, path: str, least: float = 0.0) -> bool:
+        """Whether the part adds noise to a leaf of its payload before it leaves the client.
+
+        Args:
+            path: The path of the leaf within this part's payload.
+            least: Less noise than this (standard deviation over sensitivity) does not count.
+        """
         return any(
             mechanism.noise > 0
+            and mechanism.noise >= least
             and mechanism.drawn_at == CLIENT
             and f"{path}{SEPARATOR}".startswith(f"{mechanism.covers}{SEPARATOR}")
             for mechanism in self.mechanisms

@@ -14,6 +14,9 @@ from remanence.flower.refusals import Declined
 from remanence.flower.settings import Policy
 from remanence.training.task import TrainingTask
 
+# an experiment sets the noise of a payload; less than this (standard deviation over sensitivity)
+# protects nothing
+LEAST_NOISE = 1.0
 LARGEST_NOISE = 2.0**53  # larger numbers are no exact integers in float64
 
 
@@ -42,9 +45,11 @@ def _check_leaf(part: Part, path: str) -> None:
             f"{part.name} asks for label counts, but this site does not send them"
             " (policy.label_counts)",
         )
-    if disclosure.reveals == "examples" and not part.protects(path):
+    if disclosure.reveals == "examples" and not part.protects(path, LEAST_NOISE):
         leaf = path.replace(pytree.SEPARATOR, ".")
         what = "it does not declare" if disclosure is UNDECLARED else "may reveal single examples"
+        if part.protects(path):
+            what += f" with noise below {LEAST_NOISE:g}"
         raise Declined(
             "policy",
             f"{part.name} sends {leaf}, which {what}, but this site does not allow that"
