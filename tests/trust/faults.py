@@ -181,6 +181,12 @@ FAULTS = (
     Fault(
         UNTRUSTED, "data changed since the run began", "an error message; the run does not resume"
     ),
+    Fault(
+        UNTRUSTED,
+        "a run folder is attacked at random",
+        "the unbroken run's numbers, or an error message that names a file; no traceback, no hang,"
+        " nothing outside read or changed",
+    ),
     Fault(DROPS, "10% of the clients drop out", "every round ends with the clients that reply"),
     Fault(DROPS, "30% of the clients drop out", "every round ends with the clients that reply"),
     Fault(DROPS, "50% of the clients drop out", "every round ends with the clients that reply"),
