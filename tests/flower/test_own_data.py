@@ -111,7 +111,9 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
     assert set(reply.arrays) == {f"params/{n}" for n in names} | {
         f"payload/scaffold/change/{n}" for n in names
     } | {"weight", "loss"}
-    assert set(reply.header) == {"kind", "round", "clients", "site", "clients_here", "seconds"}
+    assert set(reply.header) == {
+        *("kind", "round", "clients", "site", "clients_here", "seconds", "request")
+    }
 
 
 def test_random_numbers_do_not_follow_from_the_key_in_a_message(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ with a sentence that names a file. It never hangs, shows a traceback or touches 
 
 from __future__ import annotations
 
+import os
 import shutil
 from unittest import mock
 
@@ -21,6 +22,12 @@ numbers = st.integers(0, 2**16)
 names = st.sampled_from([name for name in ATTACKS if name != "kill" for _ in range(3)] + ["kill"])
 # the last number chooses a command; most steps have none, but the last one of a sequence has
 steps = st.tuples(names, numbers, numbers, st.integers(0, 4 * len(COMMANDS) - 1))
+
+
+@pytest.fixture(autouse=True)
+def _fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here depends on what a disk keeps when the power fails."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="module")

@@ -53,6 +53,7 @@ RESPONSE_HEADER: Mapping[str, Disclosure] = {
     "evaluates": Disclosure("nothing"),
     "code": Disclosure("nothing"),
     "reason": Disclosure("nothing"),
+    "request": Disclosure("nothing"),  # a hash of the message that it responds to
     "seconds": Disclosure("size"),
     "sizes": Disclosure("size", is_count=True),
 }

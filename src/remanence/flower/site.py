@@ -38,8 +38,8 @@ from remanence.flower.refusals import Declined, decline, refuse
 from remanence.flower.settings import SiteFile
 from remanence.flower.site_data import SiteTask, build_site_task
 from remanence.flower.site_storage import SiteStorage
-from remanence.flower.site_work import check_clients, digest_of, make_work, read_model
-from remanence.flower.wire import WireArrays, WireMessage
+from remanence.flower.site_work import check_clients, make_work, read_model
+from remanence.flower.wire import WireArrays, WireMessage, digest_of
 from remanence.rounds import personalization
 from remanence.training.server_step import local_models
 from remanence.training.task import PERSONAL
@@ -68,6 +68,7 @@ class Site:
         except Exception as error:
             response = refuse(error, request.header.get("kind"))
         response = decline_undeclared(response)
+        response.header.setdefault("request", digest_of(request.header, request.arrays))
         response.header.update(
             site=self.file.settings.name,
             clients_here=list(self.file.clients),
@@ -106,6 +107,7 @@ class Site:
         if stored is not None:
             logger.info("round %d: a repeated request gets the stored reply", round)
             return stored
+        storage.check_round(round)
         work = make_work(self.file, site_task, storage, header, arrays)
         chunks = Reply.concat(list(site_task.engine.train(work)))
         replies = chunks.select(torch.argsort(chunks.client))
@@ -125,7 +127,12 @@ class Site:
         if header["validate"] and self.policy.evaluate:
             counts = self._validate(site_task, work, replies)
         reply = WireMessage(
-            {"kind": "trained", "round": round, "clients": replies.client.tolist()},
+            {
+                "kind": "trained",
+                "round": round,
+                "clients": replies.client.tolist(),
+                "request": digest,
+            },
             as_arrays(trained) | counts,
         )
         storage.store_reply(round, digest, reply)
@@ -198,8 +205,7 @@ class Site:
         message contains the experiment, because any of them may be the first that the site
         receives.
         """
-        content = [header.get("experiment"), header.get("examples")]
-        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        key = _experiment_digest(header)
         if key not in self.tasks:
             config = self._read_experiment(header)
             site_task = build_site_task(self.file, config, header["examples"])
@@ -224,7 +230,12 @@ class Site:
         return config
 
     def _storage(self, header: dict[str, Any]) -> SiteStorage:
-        return SiteStorage(self.folder, str(header.get("run")))
+        return SiteStorage(self.folder, str(header.get("run")), _experiment_digest(header))
+
+
+def _experiment_digest(header: dict[str, Any]) -> str:
+    content = [header.get("experiment"), header.get("examples")]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def decline_undeclared(response: WireMessage) -> WireMessage:

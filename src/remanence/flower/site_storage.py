@@ -3,6 +3,7 @@
     state/RUN/client-0000003/round-0000012.safetensors     the client's state after that round
     state/RUN/client-0000003/stats-0000000.safetensors     noised label counts, drawn once
     state/RUN/reply-0000012-DIGEST.safetensors             the reply to one request
+    state/RUN/experiment.sha256                            of the experiment they belong to
 
 A reply may be lost, rejected or late. So the coordinator names the round whose state a client
 starts from: the last round whose reply it used. The named state and the two newest ones are kept.
@@ -27,8 +28,10 @@ from remanence.flower.refusals import Declined
 from remanence.flower.wire import WireError, WireMessage, from_bytes, to_bytes
 
 KEPT = 2  # newest states of a client, besides the named one
-REPLIES = 2
+REPLIES = 2  # newest rounds whose replies are kept
+REPLIES_A_ROUND = 8
 RUNS = 8
+EXPERIMENT = "experiment.sha256"
 _ROUND = re.compile(r"round-(\d{7,})\.safetensors")
 
 
@@ -38,12 +41,16 @@ class SiteStorage:
     Args:
         folder: The site's state folder, for all runs.
         run: The name of the run.
+        experiment: A hash of the experiment; files of another one are not used. Empty: not checked.
     """
 
-    def __init__(self, folder: Path, run: str):
+    def __init__(self, folder: Path, run: str, experiment: str = ""):
         if not re.fullmatch(r"[0-9a-z-]{8,64}", run):  # it becomes the name of a folder
             raise Declined("malformed", f"{run!r} is not the name of a run")
-        self.root, self.folder = folder, folder / run
+        self.root, self.folder, self.experiment = folder, folder / run, experiment
+        belongs_to = self.folder / EXPERIMENT
+        if experiment and belongs_to.exists() and belongs_to.read_text() != experiment:
+            raise Declined("wrong-run", "the run of this message has another experiment")
 
     def load(self, client: int, round: int) -> Tree | None:
         """A client's state after a round; None if there is none, or if the file is damaged."""
@@ -61,7 +68,7 @@ class SiteStorage:
         """
         flat = {name: x.detach().cpu().numpy() for name, x in pytree.flatten(state).items()}
         path = self._state_file(client, round)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(path.parent)
         write_atomically(path, to_bytes(WireMessage({"client": client, "round": round}, flat)))
         for old in self.rounds(client)[:-KEPT]:
             if old != start_round:
@@ -81,7 +88,7 @@ class SiteStorage:
 
     def store_stats(self, client: int, time_step: int, stats: Tree) -> None:
         path = self._stats_file(client, time_step)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self._make_folder(path.parent)
         arrays = {name: x.detach().cpu().numpy() for name, x in stats.items()}
         write_atomically(path, to_bytes(WireMessage({}, arrays)))
 
@@ -92,15 +99,39 @@ class SiteStorage:
         except (FileNotFoundError, WireError):
             return None
 
+    def check_round(self, round: int) -> None:
+        """Decline a request of a round whose replies are no longer kept: it may be a repeated one,
+        and nothing is trained twice.
+        """
+        later = {stored for stored in self._replies() if stored > round}
+        if len(later) >= REPLIES:
+            raise Declined(
+                "wrong-round",
+                f"this site has replied in {len(later)} later rounds than {round}, and keeps no"
+                " reply of that round: begin a new run",
+            )
+
     def store_reply(self, round: int, digest: str, reply: WireMessage) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder(self.folder)
         write_atomically(self._reply_file(round, digest), to_bytes(reply))
-        replies = sorted(
-            self.folder.glob("reply-*.safetensors"), key=lambda path: path.stat().st_mtime_ns
-        )
-        for old in replies[:-REPLIES]:
-            old.unlink(missing_ok=True)
+        for number, (_, files) in enumerate(sorted(self._replies().items(), reverse=True)):
+            for old in files if number >= REPLIES else files[:-REPLIES_A_ROUND]:
+                old.unlink(missing_ok=True)
         self._prune_runs()
+
+    def _replies(self) -> dict[int, list[Path]]:
+        """The files of stored replies by round, the oldest first."""
+        files = self.folder.glob("reply-*.safetensors")
+        found: dict[int, list[Path]] = {}
+        for path in sorted(files, key=lambda path: path.stat().st_mtime_ns):
+            found.setdefault(int(path.name.split("-")[1]), []).append(path)
+        return found
+
+    def _make_folder(self, folder: Path) -> None:
+        """Create a folder of this run, and write which experiment it belongs to."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.experiment and not (self.folder / EXPERIMENT).exists():
+            write_atomically(self.folder / EXPERIMENT, self.experiment.encode())
 
     def _prune_runs(self) -> None:
         runs = sorted(
