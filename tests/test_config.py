@@ -84,7 +84,10 @@ def test_an_experiment_is_frozen() -> None:
             {"data": {"augment": "crop"}},
             'data.augment must be a list such as ["crop", "flip"], not \'crop\'',
         ),
-        ({"data": {"augment": ["crop", 3]}}, "data.augment.1 must be a text, not 3"),
+        (
+            {"data": {"augment": ["crop", 3]}},
+            "data.augment.1 must be one of crop, flip or cutout, not 3",
+        ),
         ({"local": {"lr": 0}}, "local.lr must be above 0, not 0"),
         ({"local": {"lr": NAN}}, "local.lr must be above 0, not nan"),
         ({"clients": {"count": 2.5}}, "clients.count must be a whole number, not 2.5"),

@@ -273,7 +273,7 @@ def test_a_list_that_may_be_none_can_be_given() -> None:
 def test_options_are_the_keyword_only_arguments() -> None:
     options = options_of(demand)
     assert list(options) == ["alpha", "beta", "gamma"]
-    assert options["gamma"] == Option("gamma", float, 1.0)
+    assert options["gamma"] == Option("gamma", float, 1.0, names_nothing=True)
 
     class Net:
         def __init__(self, shape: tuple[int, ...], *, width: int = 3):

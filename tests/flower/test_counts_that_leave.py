@@ -50,7 +50,10 @@ def test_the_loss_of_a_chosen_model_does_not_return_label_counts(tmp_path: Path)
     training = record_training(tmp_path / "trial")
     arrays = {name: np.zeros_like(array) for name, array in training.arrays.items()}
     arrays[f"start/params/{BIAS}"][0] = 3.0
-    header = training.header | {"optimizer_hparams": {"lr": 0.0}, "validate": True}
+    header = training.header | {
+        "optimizer_hparams": training.header["optimizer_hparams"] | {"lr": 0.0},
+        "validate": True,
+    }
     answer = site_of(tmp_path, {}).answer(WireMessage(header, arrays))
     assert answer.header["kind"] == "trained"
     assert {name.partition("/")[0] for name in answer.arrays} == {"params", "weight"}
@@ -208,7 +211,7 @@ def test_without_a_record_of_what_was_spent_no_counts_leave(
 def test_two_processes_do_not_spend_the_same_epsilon(tmp_path: Path) -> None:
     """A hundred tenths are ten, exactly, and two sites in one folder share them."""
     from remanence.flower.budget import Budget
-    from remanence.flower.policy import Declined
+    from remanence.flower.refusals import Declined
 
     site = site_of(tmp_path, {"epsilon": 0.1, "budget": 10})
     budgets = [Budget(site.folder, site.policy) for _ in range(4)]
@@ -354,7 +357,10 @@ def test_an_update_reveals_the_mix_of_labels(tmp_path: Path) -> None:
     training = record_training(tmp_path / "trial")
     experiment = training.header["experiment"] | {"local": {"steps": 1, "batch_size": 32}}
     arrays = {name: np.zeros_like(array) for name, array in training.arrays.items()}
-    header = training.header | {"experiment": experiment, "optimizer_hparams": {"lr": 1.0}}
+    header = training.header | {
+        "experiment": experiment,
+        "optimizer_hparams": training.header["optimizer_hparams"] | {"lr": 1.0},
+    }
     site = site_of(tmp_path, {"min_steps": 1})
     answer = site.answer(WireMessage(header, arrays))
     shares = answer.arrays[f"params/{BIAS}"][0] + 1 / 3

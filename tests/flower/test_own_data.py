@@ -17,6 +17,7 @@ from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, RunFailed
 from remanence.flower.data_description import describe_data
 from remanence.flower.deployment import site_config
+from remanence.flower.refusals import SETUP
 from remanence.flower.site import Site
 from remanence.flower.site_files import read_client
 from remanence.flower.wire import WireMessage
@@ -123,7 +124,15 @@ def test_only_what_the_method_declares_leaves_a_site(tmp_path: Path) -> None:
     assert set(reply.arrays) == {f"params/{n}" for n in names} | {
         f"payload/scaffold/change/{n}" for n in names
     } | {"weight"}
-    assert set(reply.header) == {"kind", "round", "clients", "site", "clients_here", "withheld"}
+    assert set(reply.header) == {
+        "kind",
+        "round",
+        "clients",
+        "site",
+        "clients_here",
+        "withheld",
+        "request",
+    }
     assert reply.header["withheld"] == ["loss", "seconds"]
     permissive = sites_with_tables(tmp_path / "other", {"label_counts": True})[node].answer(message)
     assert {*permissive.arrays} - {*reply.arrays} == {"loss"}
@@ -146,7 +155,9 @@ def test_random_numbers_do_not_follow_from_the_key_in_a_message(tmp_path: Path) 
     assert any((first[name] != second[name]).any() for name in first if name.startswith("params/"))
 
 
-def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_by_a_function_of_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "ward_data.py").write_text(
         "import torch\nfrom torch.utils.data import TensorDataset\n\n"
@@ -167,11 +178,12 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
     for name in ("nothing", "select"):
         broken = make_site(tmp_path, "own", (0,), {}, data=f"ward_data:{name}")
         header = broken.answer(WireMessage(ping | {"examples": {}}, {})).header
-        assert header["code"] == "setup"
-        assert "name a function without arguments as package.module:function" in header["reason"]
+        assert (header["code"], header["reason"]) == ("setup", SETUP)
+        assert "name a function without arguments as package.module:function" in caplog.text
+        caplog.clear()
     failing = make_site(tmp_path, "own", (0,), {}, data="ward_data:fail")
     header = failing.answer(WireMessage(ping | {"examples": {}}, {})).header
-    assert (header["code"], header["reason"]) == ("failed", "TypeError; see the site's own log")
+    assert (header["code"], header["reason"]) == ("failed", "TypeError; see the site's log")
 
 
 @pytest.mark.parametrize(
@@ -188,14 +200,20 @@ def test_data_by_a_function_of_the_site(tmp_path: Path, monkeypatch: pytest.Monk
         ),
     ],
 )
-def test_data_that_do_not_match_are_declined_with_both_sides_named(
-    table: dict[str, Any], reason: str, tmp_path: Path
+def test_data_that_do_not_match_are_declined_and_the_sites_log_names_both_sides(
+    table: dict[str, Any], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The coordinator learns no class of the site."""
     sites = sites_with_tables(tmp_path)
     write_table(tmp_path / "alone" / "2.npz", 9, **table)
     run = run_in_process(make_config(), InProcessTransport(sites), tmp_path / "run")
-    assert f"site alone declines (data): {reason}" in (run.folder / "federation.log").read_text()
-    assert run.metrics[0]["rejected"] == [{"client": 2, "code": "data", "reason": reason}]
+    sent = (
+        "the examples of client 2 do not have the kind, shape and classes of the experiment; see"
+        " the site's log"
+    )
+    assert f"site alone declines (data): {sent}" in (run.folder / "federation.log").read_text()
+    assert run.metrics[0]["rejected"] == [{"client": 2, "code": "data", "reason": sent}]
+    assert reason in caplog.text
 
 
 def test_the_ledger_has_the_suppressed_counts(tmp_path: Path) -> None:

@@ -29,14 +29,13 @@ from remanence.core.rng import Key
 from remanence.core.slots import Part, Transform
 from remanence.flower.discrete_noise import draw_geometric
 from remanence.flower.policy import (
-    Declined,
     add_noise,
-    check_code,
     check_evaluation,
     check_method,
     check_update,
     suppress_counts,
 )
+from remanence.flower.refusals import Declined
 from remanence.flower.secure_noise import needs_secret_noise, secret_noise
 from remanence.flower.settings import Policy
 from remanence.testing.toy_task import small_experiment
@@ -148,13 +147,6 @@ def test_small_updates_are_declined() -> None:
         check_update(policy, 4, 9, 3)
     with pytest.raises(Declined, match=r"2 local steps, and .* fewer than 3 \(policy.min_steps\)"):
         check_update(policy, 4, 10, 2)
-
-
-def test_code_needs_permission() -> None:
-    check_code(Policy(), "mlp(width=8)")
-    check_code(Policy(code=True), "mine.nets:Net(width=8)")
-    with pytest.raises(Declined, match="imports and runs Python code"):
-        check_code(Policy(), "mine.nets:Net(width=8)")
 
 
 def noisy_part() -> Part:

@@ -11,8 +11,8 @@ import torch
 from core.unsafe_files import assert_untouched, link_to_file, link_to_folder, make_outside, pipe
 
 from remanence.core.errors import UnsafeFile
-from remanence.flower.policy import Declined
-from remanence.flower.site_storage import RUNS, SiteStorage
+from remanence.flower.refusals import Declined
+from remanence.flower.site_storage import REPLIES_A_ROUND, RUNS, SiteStorage
 from remanence.flower.wire import WireMessage
 
 RUN = "0123abcd-run"
@@ -79,6 +79,40 @@ def test_old_replies_and_old_runs_go(tmp_path: Path) -> None:
     assert sorted(
         path.name[:13] for path in (tmp_path / f"run-number-{RUNS + 2:02d}").iterdir()
     ) == ["reply-0000002", "reply-0000003"]
+
+
+def test_a_round_whose_replies_are_gone_is_declined(tmp_path: Path) -> None:
+    """A repeated request of round 1 would be trained a second time. Round 2 may be requested again:
+    a coordinator whose newest checkpoint is damaged continues from the one before.
+    """
+    storage = SiteStorage(tmp_path, RUN)
+    for round in (1, 2, 3):
+        storage.check_round(round)
+        storage.store_reply(round, f"{round}" * 64, WireMessage({}, {}))
+    for digest in ("a", "b", "c"):  # more requests of one round do not push out another round
+        storage.store_reply(3, digest * 64, WireMessage({}, {}))
+    assert storage.find_reply(2, "2" * 64) is not None
+    storage.check_round(2)
+    storage.check_round(3)
+    with pytest.raises(Declined, match="keeps no reply of that round") as declined:
+        storage.check_round(1)
+    assert declined.value.code == "wrong-round"
+
+
+def test_the_replies_of_one_round_are_bounded(tmp_path: Path) -> None:
+    storage = SiteStorage(tmp_path, RUN)
+    for number in range(REPLIES_A_ROUND + 3):
+        storage.store_reply(1, f"{number:064d}"[::-1], WireMessage({}, {}))
+    assert len(list((tmp_path / RUN).glob("reply-*"))) == REPLIES_A_ROUND
+
+
+def test_the_files_of_a_run_belong_to_one_experiment(tmp_path: Path) -> None:
+    SiteStorage(tmp_path, RUN, "a" * 64).store(0, 1, state_of(1), -1)
+    assert SiteStorage(tmp_path, RUN, "a" * 64).load(0, 1) is not None
+    with pytest.raises(Declined, match="has another experiment") as declined:
+        SiteStorage(tmp_path, RUN, "b" * 64)
+    assert declined.value.code == "wrong-run"
+    SiteStorage(tmp_path, "another-run", "b" * 64)
 
 
 @pytest.mark.parametrize("name", ["../../etc", "", "a/b", "A" * 10, "None"])

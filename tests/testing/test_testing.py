@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from remanence.core.compose import part as as_part
 from remanence.core.contexts import ClientOps, Context, ServerContext, ServerOps
+from remanence.core.declarations import Disclosure
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.errors import InputError
 from remanence.core.pytree import Params, Tree
@@ -26,8 +27,9 @@ from remanence.engines.sequential import SequentialEngine
 from remanence.methods import METHODS, PARTS
 from remanence.models import MODELS
 from remanence.testing import check_engine, check_method, check_model
+from remanence.testing.disclosure_checks import check_disclosures
 from remanence.testing.part_checks import check_numbers
-from remanence.testing.toy_task import fast_config, max_rel_diff
+from remanence.testing.toy_task import fast_config, max_rel_diff, run_rounds, small_experiment
 from remanence.training.task import TrainingTask
 
 # ------------------------------------------------------------------------------------- check_method
@@ -391,6 +393,90 @@ def test_state_between_rounds_needs_two() -> None:
 def test_an_expression_is_checked_like_any() -> None:
     with pytest.raises(InputError, match="did you mean fedprox"):
         check_method("fedporx")
+
+
+def reveals(what: str, send: Callable[[Context, ClientOps], Tensor], **fields: Any) -> Part:
+    """A part that sends one number and declares what it reveals."""
+    return Part(
+        "teller",
+        payload=lambda start, info: {"number": torch.zeros((), dtype=info.dtype)},
+        on_client_end=lambda ctx, trained, ops: ({}, {"number": send(ctx, ops)}),
+        discloses={"number": Disclosure(what)},
+        **fields,
+    )
+
+
+def of_inputs(ctx: Context, ops: ClientOps) -> Tensor:
+    _, batch = ops.predict(ctx.start)
+    return (batch.x.sum(dim=1) * batch.weight).sum()
+
+
+def of_labels(ctx: Context, ops: ClientOps) -> Tensor:
+    _, batch = ops.predict(ctx.start)
+    return (batch.y * batch.weight).sum().to(ctx.info.dtype)
+
+
+def of_counts(ctx: Context, ops: ClientOps) -> Tensor:
+    return ctx.stats.label_counts[0]
+
+
+def of_sizes(ctx: Context, ops: ClientOps) -> Tensor:
+    return ctx.stats.size / 2
+
+
+def remembers_labels(what: str) -> Part:
+    """It sends in a round what it has kept from the round before."""
+
+    def after(ctx: Context, trained: ModelState, ops: ClientOps) -> tuple[Tree, Tree]:
+        return {"seen": of_labels(ctx, ops)}, {"number": ctx.client_state["seen"]}
+
+    return replace(
+        reveals(what, of_labels),
+        on_client_end=after,
+        client_state=lambda start, stats, info: {"seen": torch.zeros((), dtype=info.dtype)},
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "changed"),
+    [
+        (reveals("nothing", of_inputs), "nothing, and it changes with the clients' inputs"),
+        (reveals("size", of_inputs), "size, and it changes with the clients' inputs"),
+        (reveals("label_counts", of_inputs), "label_counts, and it changes .* inputs"),
+        (reveals("nothing", of_labels), "nothing, and it changes with the clients' labels"),
+        (reveals("size", of_labels), "size, and it changes with the clients' labels"),
+        (
+            reveals("size", of_counts, reads_label_counts=True),
+            "size, and it changes with the clients' labels",
+        ),
+        (reveals("nothing", of_sizes), "nothing, and it changes with the clients' sizes"),
+        (remembers_labels("nothing"), "nothing, and it changes with the clients' labels"),
+    ],
+)
+def test_a_payload_that_reveals_more_than_it_declares_is_found(part: Part, changed: str) -> None:
+    with pytest.raises(AssertionError, match=f"teller/number .* declared as revealing {changed}"):
+        disclose(part)
+
+
+def disclose(part: Part) -> None:
+    experiment = small_experiment(part)
+    state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
+    check_disclosures(experiment, state, part.name)
+
+
+def test_check_method_checks_disclosures() -> None:
+    with pytest.raises(AssertionError, match=r"teller: the leaf teller/number .* inputs"):
+        check_method(reveals("size", of_inputs))
+
+
+def test_a_payload_that_reveals_what_it_declares_passes() -> None:
+    for part in (
+        reveals("size", of_sizes),
+        reveals("label_counts", of_labels),
+        reveals("label_counts", of_counts, reads_label_counts=True),
+        reveals("examples", of_inputs),
+    ):
+        disclose(part)
 
 
 # ------------------------------------------------------------------------------------- check_engine

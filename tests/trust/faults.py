@@ -35,9 +35,10 @@ SCALE = (
     Scale(kills=200, inputs=10_000, parts=10) if FOLDER else Scale(kills=20, inputs=200, parts=1)
 )
 
-REPLIES, WORKERS, KILLS, DISK, UNTRUSTED, DROPS, FILES = (
+REPLIES, WORKERS, SITES, KILLS, DISK, UNTRUSTED, DROPS, FILES = (
     "Bad replies",
     "Workers and coordinators",
+    "Real federations",
     "Killed at any moment",
     "Disks, clocks and signals",
     "Untrusted files",
@@ -139,6 +140,22 @@ FAULTS = (
     Fault(
         WORKERS, "the coordinator is killed, workers running", "workers end by themselves; " + EXACT
     ),
+    Fault(
+        SITES,
+        "messages to a site are attacked at random",
+        "declined or answered as declared; nothing is trained twice, no client state goes back,"
+        " honest replies do not change",
+    ),
+    Fault(
+        SITES,
+        "responses to a coordinator are attacked at random",
+        "rejected with a code; the final model is that of the honest replies",
+    ),
+    Fault(
+        SITES,
+        "messages to the sites of a real federation are attacked",
+        "the final model is that of one machine",
+    ),
     *(Fault(KILLS, f"killed in {phase}, with a server", EXACT) for phase in PHASES[:5]),
     *(Fault(KILLS, f"killed in {phase}, without a server", EXACT) for phase in PHASES[:5]),
     Fault(KILLS, "killed while a report is written", "the old page or the new one, complete"),
@@ -190,6 +207,12 @@ FAULTS = (
     ),
     Fault(
         UNTRUSTED, "data changed since the run began", "an error message; the run does not resume"
+    ),
+    Fault(
+        UNTRUSTED,
+        "a run folder is attacked at random",
+        "the unbroken run's numbers, or an error message that names a file; no traceback, no hang,"
+        " nothing outside read or changed",
     ),
     Fault(DROPS, "10% of the clients drop out", "every round ends with the clients that reply"),
     Fault(DROPS, "30% of the clients drop out", "every round ends with the clients that reply"),

@@ -23,10 +23,11 @@ MADE |= {f"{share}% of the clients drop out" for share in (10, 30, 50)}
 
 
 def constants_in_tests() -> set[str]:
-    """Every string constant in the tests of this folder."""
+    """Every string constant in the tests of this folder and of federations."""
+    folders = (HERE, HERE.parent / "flower")
     trees = [
         ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted(HERE.glob("test_*.py"))
+        for path in sorted(path for folder in folders for path in folder.glob("test_*.py"))
         if path.name != Path(__file__).name
     ]
     return {

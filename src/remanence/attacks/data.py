@@ -10,6 +10,7 @@ import numpy as np
 
 from remanence.attacks.attack import Attack, DataInfo, parse_attackers
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 
@@ -17,7 +18,7 @@ LABEL_RULES = ("next", "reverse", "random")
 
 
 def label_flip(
-    *, fraction: float = 0.1, clients: str = "", of: int = -1, to: str = "next"
+    *, fraction: float = 0.1, clients: PlainText = "", of: int = -1, to: PlainText = "next"
 ) -> Attack:
     """Trains on wrong labels.
 
@@ -90,7 +91,12 @@ def _relabel(y: np.ndarray, to: str, classes: int, key: Key) -> np.ndarray:
 
 
 def backdoor(
-    *, fraction: float = 0.1, clients: str = "", target: int = 0, size: int = 3, share: float = 0.5
+    *,
+    fraction: float = 0.1,
+    clients: PlainText = "",
+    target: int = 0,
+    size: int = 3,
+    share: float = 0.5,
 ) -> Attack:
     """Stamps a trigger on a share of its examples and labels them as the target class.
 
@@ -141,13 +147,8 @@ def backdoor(
         others = np.flatnonzero(y != target)
         return stamp(x[others], size, info), np.full(len(others), target, dtype=np.int64)
 
-    return Attack(
-        "backdoor",
-        parse_attackers("backdoor", fraction, clients),
-        poison=poison,
-        check=check,
-        measure=success_examples,
-    )
+    chosen = parse_attackers("backdoor", fraction, clients)
+    return Attack("backdoor", chosen, poison=poison, check=check, measure=success_examples)
 
 
 def stamp(x: np.ndarray, size: int, info: DataInfo) -> np.ndarray:

@@ -15,6 +15,7 @@ from torch import Tensor
 from remanence.attacks.attack import Attack, attacker_mask, parse_attackers
 from remanence.core import pytree
 from remanence.core.errors import InputError, nearest
+from remanence.core.expressions import PlainText
 from remanence.core.pytree import Tree
 from remanence.core.ranges import check_range
 from remanence.core.slots import Part
@@ -24,7 +25,11 @@ CLAIMS = ("true", "uniform", "inverse")
 
 
 def count_lies(
-    *, fraction: float = 0.1, clients: str = "", factor: float = 10.0, claim: str = "true"
+    *,
+    fraction: float = 0.1,
+    clients: PlainText = "",
+    factor: float = 10.0,
+    claim: PlainText = "true",
 ) -> Attack:
     """Claims `factor` times its number of examples, and `factor` times every count that the method
     declares in its payload. A single count of 0 is multiplied as 1.

@@ -20,12 +20,13 @@ from remanence.attacks.attack import (
     replace_params,
 )
 from remanence.core import pytree, rng
+from remanence.core.expressions import PlainText
 from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 
 
-def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -> Attack:
+def sign_flip(*, fraction: float = 0.1, clients: PlainText = "", scale: float = 1.0) -> Attack:
     """Reverses the update: start - scale * update.
 
     Args:
@@ -41,7 +42,7 @@ def sign_flip(*, fraction: float = 0.1, clients: str = "", scale: float = 1.0) -
     )
 
 
-def scaling(*, fraction: float = 0.1, clients: str = "", factor: float = 10.0) -> Attack:
+def scaling(*, fraction: float = 0.1, clients: PlainText = "", factor: float = 10.0) -> Attack:
     """Enlarges the update: start + factor * update. With one attacker among k clients of equal
     weight and factor k this is model replacement (Bagdasaryan et al. 2020).
 
@@ -67,7 +68,7 @@ def _stretch(factor: float) -> TamperReplies:
     return tamper
 
 
-def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> Attack:
+def gaussian(*, fraction: float = 0.1, clients: PlainText = "", std: float = 1.0) -> Attack:
     """Sends noise: start + N(0, std^2) in every coordinate, instead of the update.
 
     Args:
@@ -98,7 +99,7 @@ def gaussian(*, fraction: float = 0.1, clients: str = "", std: float = 1.0) -> A
     return Attack("gaussian", parse_attackers("gaussian", fraction, clients), tamper_replies=tamper)
 
 
-def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
+def nan(*, fraction: float = 0.1, clients: PlainText = "") -> Attack:
     """Sends NaN in every parameter, like a client whose training diverged. The gate rejects it.
 
     Args:
@@ -116,7 +117,7 @@ def nan(*, fraction: float = 0.1, clients: str = "") -> Attack:
     return Attack("nan", parse_attackers("nan", fraction, clients), tamper_replies=tamper)
 
 
-def a_little_is_enough(*, fraction: float = 0.1, clients: str = "", z: float = 0.0) -> Attack:
+def a_little_is_enough(*, fraction: float = 0.1, clients: PlainText = "", z: float = 0.0) -> Attack:
     """All attackers send mean - z * std of the benign replies, coordinate by coordinate.
 
     The attackers know the benign replies of the round. Without benign replies they send their own

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from remanence.attacks.attack import Attack, parse_attackers
+from remanence.core.expressions import PlainText
 from remanence.core.ranges import check_range
 
 
-def similarity_lies(*, fraction: float = 0.1, clients: str = "", loss: float = 0.01) -> Attack:
+def similarity_lies(
+    *, fraction: float = 0.1, clients: PlainText = "", loss: float = 0.01
+) -> Attack:
     """An attacker's model seems to have this loss at every benign client that measures it. Combine
     it with an attack on the model or the data.
 

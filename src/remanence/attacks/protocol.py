@@ -8,12 +8,13 @@ import numpy as np
 import torch
 
 from remanence.attacks.attack import Attack, attacker_mask, parse_attackers
+from remanence.core.expressions import PlainText
 from remanence.core.ranges import check_range
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 
 
-def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
+def stale(*, fraction: float = 0.1, clients: PlainText = "") -> Attack:
     """Replies for the round before.
 
     Args:
@@ -29,7 +30,7 @@ def stale(*, fraction: float = 0.1, clients: str = "") -> Attack:
     return Attack("stale", parse_attackers("stale", fraction, clients), tamper_replies=tamper)
 
 
-def replay(*, fraction: float = 0.1, clients: str = "", times: int = 2) -> Attack:
+def replay(*, fraction: float = 0.1, clients: PlainText = "", times: int = 2) -> Attack:
     """Sends its reply several times. The gate accepts the first one.
 
     Args:

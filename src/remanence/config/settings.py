@@ -56,7 +56,7 @@ class DataSettings(Section):
     public: Natural = Field(
         default=0, description="Number of training examples held out for the server as public data."
     )
-    augment: tuple[StrictStr, ...] = Field(
+    augment: tuple[Literal["crop", "flip", "cutout"], ...] = Field(
         default=(), description="Augmentations of training images: crop, flip, cutout."
     )
     normalize: StrictBool = Field(

@@ -55,6 +55,7 @@ RESPONSE_HEADER: Mapping[str, Disclosure] = {
     "evaluates": Disclosure("nothing"),
     "code": Disclosure("nothing"),
     "reason": Disclosure("nothing"),
+    "request": Disclosure("nothing"),  # a hash of the message that it responds to
     "withheld": Disclosure("nothing"),  # fields that the site's policy does not let out
     "seconds": Disclosure("examples"),  # the time of an operation may depend on its operands
     "sizes": Disclosure("size", is_count=True),

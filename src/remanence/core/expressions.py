@@ -18,12 +18,16 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from remanence.core.errors import InputError, nearest, unknown
 
 LARGEST = 10**300  # numbers beyond it are rejected
 LONGEST = 2000  # the most characters of an expression
+
+# The type of an option that is a text and names neither a file nor code. An option of the type
+# `str` may name one: real sites decline an experiment that gives it a value.
+PlainText = Annotated[str, "names neither a file nor code"]
 
 _TOKEN = re.compile(
     r"""\s*(?:
@@ -115,6 +119,8 @@ class Option:
     name: str
     type: Any
     default: Any
+    # its values are numbers, truth values or `PlainText`; False for what is not declared
+    names_nothing: bool = False
 
 
 def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
@@ -122,14 +128,25 @@ def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
     function = constructor.__init__ if inspect.isclass(constructor) else constructor
     try:
         hints = typing.get_type_hints(function)
+        declared = typing.get_type_hints(function, include_extras=True)
     except NameError:  # a type imported for type checkers only: its arguments are not checked
-        hints = {}
+        hints = declared = {}
     parameters = inspect.signature(constructor).parameters.values()
     return {
-        p.name: Option(p.name, hints.get(p.name, Any), p.default)
+        p.name: Option(
+            p.name, hints.get(p.name, Any), p.default, _names_nothing(declared.get(p.name, Any))
+        )
         for p in parameters
         if p.kind is p.KEYWORD_ONLY
     }
+
+
+def _names_nothing(kind: Any) -> bool:
+    """Whether no value of a type can name a file or code."""
+    items = [item for item in typing.get_args(kind) if item is not Ellipsis]
+    if typing.get_origin(kind) in (tuple, list, typing.Union, types.UnionType) and items:
+        return all(_names_nothing(item) for item in items)
+    return kind in (int, float, bool, type(None), PlainText)
 
 
 def _coerce(value: Any, option: Option, thing: str) -> Any:

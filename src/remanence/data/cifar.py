@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.core.memory import check_memory
 from remanence.data.dataset import ArrayDataset, DatasetSplit, dataset_bytes, validate
 from remanence.data.files import damaged_file, find_files
@@ -85,7 +86,7 @@ def cifar10(root: Path | None) -> ArrayDataset:
     )
 
 
-def cifar100(root: Path | None, *, labels: str = "fine") -> ArrayDataset:
+def cifar100(root: Path | None, *, labels: PlainText = "fine") -> ArrayDataset:
     """60,000 color images of 32x32 in 100 fine or 20 coarse classes.
 
     Args:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from remanence.core.errors import nearest
+from remanence.core.expressions import PlainText
 from remanence.data.cluster_options import (
     concept_error,
     read_labels,
@@ -32,7 +33,7 @@ CORRUPTIONS = ("clean", "noise", "blur", "contrast", "brightness", "pixelate", "
 ConceptRule = Callable[[int, ArrayDataset], Mapping[str, Sequence[Any]]]
 
 
-def none(*, labels: str = "") -> ConceptRule:
+def none(*, labels: PlainText = "") -> ConceptRule:
     """One distribution for all clusters.
 
     Args:
@@ -45,7 +46,7 @@ def none(*, labels: str = "") -> ConceptRule:
     return fill
 
 
-def label(*, groups: str = "") -> ConceptRule:
+def label(*, groups: PlainText = "") -> ConceptRule:
     """Each cluster has some of the classes: label shift or drift.
 
     Args:
@@ -78,7 +79,7 @@ def label(*, groups: str = "") -> ConceptRule:
     return fill
 
 
-def swap(*, pairs: str = "", labels: str = "") -> ConceptRule:
+def swap(*, pairs: PlainText = "", labels: PlainText = "") -> ConceptRule:
     """Each cluster swaps some labels: the same inputs have other labels (sentiment and feature
     drift together).
 
@@ -116,7 +117,7 @@ def swap(*, pairs: str = "", labels: str = "") -> ConceptRule:
     return fill
 
 
-def domain(*, groups: str = "") -> ConceptRule:
+def domain(*, groups: PlainText = "") -> ConceptRule:
     """Each cluster has the examples of one domain, writer or user: covariate shift or drift.
 
     Args:
@@ -150,7 +151,7 @@ def domain(*, groups: str = "") -> ConceptRule:
     return fill
 
 
-def rotate(*, degrees: str = "") -> ConceptRule:
+def rotate(*, degrees: PlainText = "") -> ConceptRule:
     """Each cluster has rotated images: covariate shift or drift.
 
     Multiples of 90 degrees are exact; other angles interpolate between pixels, and pixels from
@@ -180,7 +181,7 @@ def rotate(*, degrees: str = "") -> ConceptRule:
     return fill
 
 
-def corrupt(*, kinds: str = "", severity: int = 3) -> ConceptRule:
+def corrupt(*, kinds: PlainText = "", severity: int = 3) -> ConceptRule:
     """Each cluster has images with one corruption: covariate shift or drift.
 
     With severity s and the largest pixel w of the training images, clipped to 0 .. w and rounded:
@@ -227,7 +228,7 @@ def corrupt(*, kinds: str = "", severity: int = 3) -> ConceptRule:
     return fill
 
 
-def quantity(*, shares: str = "") -> ConceptRule:
+def quantity(*, shares: PlainText = "") -> ConceptRule:
     """Clients of different clusters have different numbers of examples: quantity shift or drift.
 
     Args:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.core.rng import Key
 from remanence.data.schedule_table import read_table
 
@@ -91,7 +92,7 @@ def divide_clients(clients: int, ratios: Sequence[int]) -> list[int]:
     return [size + (cluster in first) for cluster, size in enumerate(sizes)]
 
 
-def none(*, clusters: int = 1, sizes: str = "") -> DriftSchedule:
+def none(*, clusters: int = 1, sizes: PlainText = "") -> DriftSchedule:
     """No drift: every client stays in its cluster. With several clusters, data are shifted.
 
     Args:
@@ -102,7 +103,7 @@ def none(*, clusters: int = 1, sizes: str = "") -> DriftSchedule:
     return DriftSchedule(clusters, lambda clients, steps, key: np.tile(blocks(clients), (steps, 1)))
 
 
-def random(*, clusters: int = 2, sizes: str = "") -> DriftSchedule:
+def random(*, clusters: int = 2, sizes: PlainText = "") -> DriftSchedule:
     """A new random assignment at every time step (Klefbom and Örtenberg Toftås 2023).
 
     At the first time step clusters have consecutive clients. Every cluster keeps its number of
@@ -124,7 +125,7 @@ def random(*, clusters: int = 2, sizes: str = "") -> DriftSchedule:
     return DriftSchedule(clusters, assign)
 
 
-def rotation(*, clusters: int = 2, every: int = 1, sizes: str = "") -> DriftSchedule:
+def rotation(*, clusters: int = 2, every: int = 1, sizes: PlainText = "") -> DriftSchedule:
     """All clients move to the next cluster, and from the last cluster to the first.
 
     Args:

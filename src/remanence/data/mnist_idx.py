@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import unknown
+from remanence.core.expressions import PlainText
 from remanence.core.memory import check_memory
 from remanence.data.dataset import ArrayDataset, DatasetSplit, dataset_bytes, validate
 from remanence.data.files import damaged_file, find_files
@@ -80,7 +81,7 @@ def fashion_mnist(root: Path | None) -> ArrayDataset:
     )
 
 
-def emnist(root: Path | None, *, split: str = "byclass") -> ArrayDataset:
+def emnist(root: Path | None, *, split: PlainText = "byclass") -> ArrayDataset:
     """Handwritten characters of 28x28 (Cohen, Afshar, Tapson, van Schaik 2017).
 
     Args:

@@ -9,12 +9,13 @@ import re
 
 import numpy as np
 
+from remanence.core.expressions import PlainText
 from remanence.core.rng import Key
 from remanence.data.partitions import Partition, count_clients, indices_by_client, partition_error
 
 
 def label_clusters(
-    *, clients: str = "2:3:4", classes: str = "3:3:4", samples: int = 0
+    *, clients: PlainText = "2:3:4", classes: PlainText = "3:3:4", samples: int = 0
 ) -> Partition:
     """Clusters of clients with disjoint labels; all clients have the same size (Hong et al. 2022).
 

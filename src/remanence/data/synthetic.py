@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.core.memory import check_memory
 from remanence.core.rng import Key
 from remanence.data.dataset import (
@@ -30,7 +31,7 @@ def synthetic(
     samples: int = 10_000,
     classes: int = 10,
     features: int = 32,
-    shape: str = "",
+    shape: PlainText = "",
     test: float = 0.2,
     spread: float = 1.0,
     seed: int = 0,

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.data.dataset import (
     CLASS_BYTES,
     INPUT_KINDS,
@@ -27,7 +28,9 @@ CHANNELS = (1, 3, 4)
 MAX_CLASSES = 100_000
 
 
-def npz(root: Path | None, *, path: str = "", test: float = 0.2, kind: str = "") -> ArrayDataset:
+def npz(
+    root: Path | None, *, path: str = "", test: float = 0.2, kind: PlainText = ""
+) -> ArrayDataset:
     """Arrays x and y, and optionally x_test, y_test, groups, groups_test, class_names, from one
     .npz file.
 

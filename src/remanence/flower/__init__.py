@@ -29,6 +29,8 @@ Site:
     daemon_client      connects to the site's daemon and starts it
     site_daemon        a process that keeps torch and the data in memory between messages
     site               handles each kind of message, and makes all that a site sends
+    experiment_check   checks that an experiment names no file and no code
+    refusals           what leaves the site in place of an answer
     site_work          turns a message into work for the site's clients
     site_data          the site's own data as a task for a local engine
     site_files         reads the data that site.toml names

@@ -18,7 +18,7 @@ from remanence.config import Experiment, parse_experiment, read_file
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
 from remanence.core.declarations import (
-    CLIENT,
+    AT_CLIENT,
     EXAMPLE,
     LABEL_COUNTS,
     MODEL,
@@ -155,7 +155,7 @@ def _describe_array(name: str, method: ComposedMethod, policy: Policy) -> tuple[
     covering = {LABEL_COUNTS: LABEL_COUNTS, "model": MODEL}.get(reveals)
     for part, mechanism in method.mechanisms:
         where = mechanism.unit, mechanism.drawn_at, mechanism.covers
-        if where == (EXAMPLE, CLIENT, covering) and mechanism.noise > 0:
+        if where == (EXAMPLE, AT_CLIENT, covering) and mechanism.noise > 0:
             return reveals, f"noised by {part.name}"
     return reveals, "as it is"
 

@@ -17,7 +17,7 @@ from remanence.flower.budget_file import (
     read_spent,
     write_spent,
 )
-from remanence.flower.policy import Declined
+from remanence.flower.refusals import Declined
 from remanence.flower.settings import Policy, exact_number
 
 

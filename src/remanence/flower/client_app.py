@@ -9,10 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remanence.core.errors import InputError, RemanenceError
+from remanence.core.errors import RemanenceError
+from remanence.flower.refusals import Declined, refuse
 from remanence.flower.settings import SiteFile, read_site
 from remanence.flower.transport import from_record, to_record
-from remanence.flower.wire import WireMessage
+from remanence.flower.wire import WireError, WireMessage
 
 
 def make_client_app() -> Any:
@@ -33,22 +34,26 @@ def make_client_app() -> Any:
 
 def answer_message(content: Any, node_config: dict[str, Any]) -> WireMessage:
     """The site's response. A mistake in the site's settings is a response too, so that the
-    coordinator can log it.
+    coordinator can log that there is one; its text stays in the SuperNode's log.
     """
     try:
-        request = from_record(content)
+        try:
+            request = from_record(content)
+        except WireError as error:  # it follows from the message alone
+            raise Declined("malformed", str(error)) from None
         return handle(find_site(node_config), request)
     except RemanenceError as error:
-        return WireMessage({"kind": "declined", "code": "setup", "reason": str(error)}, {})
+        return refuse(error, "message")
 
 
 def find_site(node_config: dict[str, Any]) -> SiteFile:
     """The settings of the site that the SuperNode was started for."""
     path = node_config.get("site")
     if not isinstance(path, str) or not path:
-        raise InputError(
+        raise Declined(
+            "setup",
             "this SuperNode was started without a site file: add --node-config"
-            " 'site=\"/path/to/site.toml\"'"
+            " 'site=\"/path/to/site.toml\"'",
         )
     return read_site(Path(path))
 

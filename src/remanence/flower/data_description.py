@@ -14,6 +14,7 @@ import numpy as np
 from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.data.dataset import INPUT_KINDS, ArrayDataset, DatasetSplit
 
 NAME = "sites"
@@ -33,11 +34,11 @@ class Description(NamedTuple):
 def sites(
     clients: int,
     *,
-    kind: str = "image",
-    shape: str = "",
-    classes: str = "",
-    mean: str = "",
-    std: str = "",
+    kind: PlainText = "image",
+    shape: PlainText = "",
+    classes: PlainText = "",
+    mean: PlainText = "",
+    std: PlainText = "",
 ) -> Description:
     """Describe the examples at the sites.
 

@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-from remanence.config import Experiment
+from remanence.config import Experiment, parse_experiment
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod, parse_method
 from remanence.core.errors import InputError, RunFailed
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.experiment.build import BuiltExperiment, build
-from remanence.flower.data_description import Description, describe_data
+from remanence.flower.data_description import NAME, Description, describe_data
+from remanence.flower.experiment_check import NamesFileOrCode, check_experiment
 from remanence.flower.node_registry import NodeRegistry, RemotePopulation
 from remanence.flower.secure_noise import secret_noise
 from remanence.flower.session import RealDeadline, Timeouts
+from remanence.flower.site_data import is_published
 from remanence.methods import PARTS
 
 SIMULATION_ONLY = {  # key: the only value a federation accepts, and the reason
@@ -43,6 +45,7 @@ COORDINATOR_KEYS = (
     "execution",
     "timeout",
     "ray",
+    "peers",
 )
 
 
@@ -80,6 +83,10 @@ def check_deployable(config: Experiment) -> Experiment:
             f'engine={config.engine!r} in a Flower app: write engine = "flower", or leave it'
             " out; a site's own engine is in its site.toml"
         )
+    try:
+        check_experiment(parse_experiment(site_config(config)), allow_code=True)
+    except NamesFileOrCode as error:
+        raise InputError(f"sites would decline this experiment: {error}") from None
     every_round = config.checkpoint.model_copy(update={"seconds": 0})
     return config.model_copy(update={"engine": "flower", "checkpoint": every_round})
 
@@ -119,12 +126,14 @@ def build_coordinator(config: Experiment) -> tuple[BuiltExperiment, Description 
 
 
 def site_config(config: Experiment) -> dict[str, Any]:
-    """The experiment as sites receive it: without paths and settings of the coordinator."""
+    """The experiment as sites receive it: without the settings and files of the coordinator."""
     tree = config.model_dump(mode="json")
     for key in COORDINATOR_KEYS:
         tree.pop(key, None)
     for key in ("dir", "max_bytes"):
         tree["data"].pop(key)
+    if not is_published(config.data.name):  # sites have data of their own
+        tree["data"]["name"] = NAME
     return _without_none(tree)
 
 

@@ -25,13 +25,11 @@ from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.node_registry import Node
 from remanence.flower.remote_scoring import RemoteScorer
 from remanence.flower.session import ReplyWait, RequestResult, Session
+from remanence.flower.site_work import MAX_ROUND
 from remanence.flower.wire import WireMessage
 from remanence.flower.work_header import work_header
 from remanence.training.state import NO_STATE, REMOTE
 from remanence.training.task import TrainingTask
-
-# more rounds than any run has; a tensor cannot hold much larger numbers
-MAX_ROUND = 1 << 40
 
 
 class FlowerEngine(BaseEngine):

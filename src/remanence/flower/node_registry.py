@@ -188,8 +188,8 @@ class NodeRegistry:
         node.name = str(header.get("site", ""))[:100] or node.name or f"node {node.node_id}"
         self._read_clients(node, header.get("clients_here"), log_conflicts=not was_ready)
         if header.get("kind") != "site_info":
-            code = str(header.get("code", "failed"))[:40]
-            reason = str(header.get("reason", response.problem))[:500]
+            code = str(header.get("code") or "failed")[:40]
+            reason = str(header.get("reason") or response.problem or "it gives no reason")[:500]
             node.declined = (code, reason)
             self.log(f"site {node.name} declines ({code}): {reason}")
         elif node.clients:

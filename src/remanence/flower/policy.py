@@ -9,11 +9,10 @@ import logging
 
 import numpy as np
 
-from remanence.config import is_import_path
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
 from remanence.core.declarations import (
-    CLIENT,
+    AT_CLIENT,
     EXAMPLE,
     LABEL_COUNTS,
     REPLY,
@@ -21,10 +20,10 @@ from remanence.core.declarations import (
     UNDECLARED,
     Disclosure,
 )
-from remanence.core.errors import RemanenceError
 from remanence.core.slots import Part
 from remanence.experiment.privacy_checks import covers_label_counts
 from remanence.flower.discrete_noise import draw_geometric
+from remanence.flower.refusals import Declined, decline
 from remanence.flower.settings import Policy, exact_number
 from remanence.flower.wire import WireMessage
 from remanence.training.task import TrainingTask
@@ -32,19 +31,6 @@ from remanence.training.task import TrainingTask
 logger = logging.getLogger("remanence")
 EXAMPLES = "examples"  # of `REVEALS`
 STATISTICS_CURE = "give the experiment's data a mean and std, or set data.normalize to false"
-
-
-class Declined(RemanenceError):
-    """A site declines a message.
-
-    Args:
-        code: For programs, as in a rejection by the gate.
-        reason: A sentence for users.
-    """
-
-    def __init__(self, code: str, reason: str):
-        super().__init__(reason)
-        self.code, self.reason = code, reason
 
 
 def check_method(policy: Policy, task: TrainingTask) -> None:
@@ -111,7 +97,7 @@ def protecting_part(method: ComposedMethod, *, of_labels: bool = True) -> str:
         (
             part.name
             for part, mechanism in method.mechanisms
-            if (mechanism.unit, mechanism.drawn_at) == (EXAMPLE, CLIENT)
+            if (mechanism.unit, mechanism.drawn_at) == (EXAMPLE, AT_CLIENT)
             and mechanism.noise > 0
             and (of_labels or mechanism.covers != LABEL_COUNTS)
         ),
@@ -150,16 +136,6 @@ def check_uses_counts(policy: Policy, method: ComposedMethod, part: str) -> None
             "policy",
             f"{part} chooses models by their losses on this site's examples, and this site sends"
             " no losses (policy.label_counts, policy.evaluate, policy.epsilon)",
-        )
-
-
-def check_code(policy: Policy, model: str) -> None:
-    """Decline an experiment that names Python code, before anything is built."""
-    if is_import_path(model) and not policy.code:
-        raise Declined(
-            "policy",
-            f"the experiment imports and runs Python code ({model}), but this site does not"
-            " allow that (policy.code)",
         )
 
 
@@ -245,11 +221,6 @@ def release(response: WireMessage, exactly: bool) -> WireMessage:
         kept | ({"withheld": sorted(withheld)} if withheld else {}),
         {name: array for name, array in response.arrays.items() if name not in arrays},
     )
-
-
-def decline(code: str, reason: str) -> WireMessage:
-    """A response that declines a message."""
-    return WireMessage({"kind": "declined", "code": code, "reason": reason}, {})
 
 
 def _is_sensitive(disclosure: Disclosure) -> bool:

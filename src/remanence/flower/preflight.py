@@ -7,13 +7,15 @@ from typing import Any
 
 from remanence.config import parse_experiment, read_file
 from remanence.core import pytree
+from remanence.core.errors import RemanenceError
 from remanence.flower.deployment import (
     build_coordinator,
     check_deployable,
     describe_examples,
     site_config,
 )
-from remanence.flower.policy import Declined, check_evaluation, sends_exactly
+from remanence.flower.policy import check_evaluation, sends_exactly
+from remanence.flower.refusals import Declined
 from remanence.flower.settings import Policy, read_site
 from remanence.flower.site import Site
 from remanence.flower.site_data import SiteTask
@@ -41,9 +43,15 @@ def check_site(site_path: Path, experiment_path: Path) -> list[str]:
         "experiment": site_config(experiment.config),
         "examples": describe_examples(experiment),
     }
-    info = site.answer(WireMessage(header, {})).header
-    if info["kind"] == "declined":
-        return [f"declines ({info['code']}): {info['reason']}"]
+    message = WireMessage(header, {})
+    try:
+        site.handle(message)
+    except RemanenceError as error:  # in full, because nothing leaves the site here
+        code = error.code if isinstance(error, Declined) else "setup"
+        return [f"declines ({code}): {error}"]
+    except Exception as error:  # of a function that site.toml names
+        return [f"declines (failed): {type(error).__name__}: {error}"]
+    info = site.answer(message).header
     site_task = next(iter(site.tasks.values()))
     lines = [
         *_describe_sizes(info),

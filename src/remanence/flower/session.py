@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from remanence.flower.node_registry import Node, NodeRegistry
 from remanence.flower.transport import Response
-from remanence.flower.wire import WireArrays, WireMessage
+from remanence.flower.wire import WireArrays, WireMessage, digest_of
 
 MIN_POLL_S, MAX_POLL_S = 0.1, 1.0  # seconds between two polls for responses
 
@@ -139,7 +139,9 @@ class Session:
         self, arrived: list[Response], pending: dict[str, PendingRequest]
     ) -> Iterator[RequestResult]:
         for response in arrived:
-            request = pending.pop(response.message_id)
+            request = pending.pop(response.message_id, None)
+            if request is None:  # a second response to the same message
+                continue
             if response.unreachable:  # sent again if the site reconnects
                 self.registry.mark_silent(request.node, "cannot be reached")
                 request.lost_at = time.monotonic()
@@ -208,7 +210,10 @@ def _to_result(request: PendingRequest, response: Response) -> RequestResult:
     if message is None:
         return RequestResult(request, None, "failed", response.problem)
     if message.header.get("kind") == "declined":
-        code = str(message.header.get("code", "failed"))[:40]
-        reason = str(message.header.get("reason", ""))[:500]
+        code = str(message.header.get("code") or "failed")[:40]
+        reason = str(message.header.get("reason") or "it gives no reason")[:500]
         return RequestResult(request, None, code, reason)
+    # a response of another round, run or site, which has been sent before
+    if message.header.get("request") != digest_of(request.message.header, request.message.arrays):
+        return RequestResult(request, None, "wrong-request", "it responds to another message")
     return RequestResult(request, message)

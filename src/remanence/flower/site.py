@@ -6,8 +6,9 @@
     personal  -> the same counts for the clients' personal models, which stay at the site
 
 What of a response leaves is decided in one place, `policy.release`. A site that declines a
-message, or cannot handle it, responds with a code and a reason. For an unexpected error it sends
-only the type, because the text may contain data.
+message, or cannot handle it, responds with a code and a reason. What follows from the message alone
+is checked first, and its errors are sent in full; of an error that is raised once the site reads
+its own files, only a code is sent (`refusals.py`).
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ import torch
 from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
 from remanence.core.engine import ClientWork
-from remanence.core.errors import RemanenceError
+from remanence.core.errors import InputError
 from remanence.core.pytree import Tree
 from remanence.core.types import ModelState, Reply
 from remanence.engines.table import make_engine
+from remanence.experiment.build import check_names
 from remanence.flower.array_codec import as_arrays, as_tree
 from remanence.flower.budget import Budget
+from remanence.flower.experiment_check import NamesFileOrCode, check_experiment
 from remanence.flower.policy import (
-    Declined,
     add_noise,
-    check_code,
     check_evaluation,
     check_method,
     check_statistics,
     check_uses_counts,
-    decline,
     release,
     sends_exactly,
     suppress_counts,
 )
+from remanence.flower.refusals import Declined, refuse
 from remanence.flower.settings import SiteFile
 from remanence.flower.site_data import SiteTask, build_site_task
 from remanence.flower.site_storage import SiteStorage
@@ -52,11 +53,10 @@ from remanence.flower.site_work import (
     check_clients,
     check_models,
     check_sizes,
-    digest_of,
     make_work,
     read_model,
 )
-from remanence.flower.wire import NOISED, WireArrays, WireMessage
+from remanence.flower.wire import NOISED, WireArrays, WireMessage, digest_of
 from remanence.rounds import personalization
 from remanence.training.server_step import local_models
 from remanence.training.task import PERSONAL
@@ -80,35 +80,38 @@ class Site:
         Returns:
             The response; never raises, because errors are responses too.
         """
-        header, begin = request.header, time.perf_counter()
-        kind, exactly = header.get("kind"), False
+        begin, exactly = time.perf_counter(), False
+        try:
+            response, exactly = self.handle(request)
+        except Exception as error:
+            response = refuse(error, request.header.get("kind"))
+        about = {
+            "request": digest_of(request.header, request.arrays),
+            "site": self.file.settings.name,
+            "clients_here": list(self.file.clients),
+            "seconds": time.perf_counter() - begin,
+        }
+        return release(response._replace(header=response.header | about), exactly)
+
+    def handle(self, request: WireMessage) -> tuple[WireMessage, bool]:
+        """Handle a message at the site itself: errors are raised.
+
+        Returns:
+            The response, and whether values that reveal label counts or single examples may leave
+            in it.
+        """
+        kind = request.header.get("kind")
         handlers: dict[Any, Handler] = {
             "ping": self._ping,
             "train": self._train,
             "score": self._score,
             "personal": self._score_personal,
         }
-        try:
-            if kind not in handlers:
-                raise Declined("malformed", f"this site cannot handle a message of kind {kind!r}")
-            site_task = self._task(header)
-            exactly = sends_exactly(self.policy, site_task.task.method)
-            response = handlers[kind](site_task, header, request.arrays)
-        except Declined as declined:
-            logger.warning("declined %s: %s (%s)", kind, declined.reason, declined.code)
-            response = decline(declined.code, declined.reason)
-        except RemanenceError as error:
-            logger.warning("cannot %s: %s", kind, error)
-            response = decline("setup", str(error))
-        except Exception as error:
-            logger.exception("%s failed", kind)
-            response = decline("failed", f"{type(error).__name__}; see the site's own log")
-        about = {
-            "site": self.file.settings.name,
-            "clients_here": list(self.file.clients),
-            "seconds": time.perf_counter() - begin,
-        }
-        return release(response._replace(header=response.header | about), exactly)
+        if not isinstance(kind, str) or kind not in handlers:
+            raise Declined("malformed", f"this site cannot handle a message of kind {kind!r}")
+        site_task = self._task(request.header)
+        response = handlers[kind](site_task, request.header, request.arrays)
+        return response, sends_exactly(self.policy, site_task.task.method)
 
     def _ping(self, site_task: SiteTask, header: dict[str, Any], arrays: WireArrays) -> WireMessage:
         info = {
@@ -139,6 +142,7 @@ class Site:
         if stored is not None:
             logger.info("round %d: a repeated request gets the stored reply", round)
             return stored
+        storage.check_round(round)
         work = make_work(self.file, site_task, storage, header, arrays)
         clients, phases = work.clients.tolist(), work.num_phases
         check_sizes(self.policy, site_task.task, clients, work.time_step, phases)
@@ -257,11 +261,9 @@ class Site:
         message contains the experiment, because any of them may be the first that the site
         receives.
         """
-        content = [header.get("experiment"), header.get("examples")]
-        key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        key = _experiment_digest(header)
         if key not in self.tasks:
-            config: Experiment = parse_experiment(header["experiment"])
-            check_code(self.policy, config.model)
+            config = self._read_experiment(header)
             site_task = build_site_task(self.file, config, header["examples"])
             while len(self.tasks) >= MAX_TASKS:
                 self.tasks.pop(next(iter(self.tasks))).engine.close()
@@ -272,5 +274,24 @@ class Site:
         check_statistics(site_task.task.method, site_task.own_statistics)
         return site_task
 
+    def _read_experiment(self, header: dict[str, Any]) -> Experiment:
+        """The experiment of a message. Nothing is opened or built yet, so an error follows from
+        the experiment alone and its text may be sent.
+        """
+        try:
+            config = parse_experiment(header["experiment"])
+            check_experiment(config, self.policy.code)
+            check_names(config)
+        except NamesFileOrCode as error:
+            raise Declined("policy", str(error)) from None
+        except InputError as error:
+            raise Declined("setup", str(error)) from None
+        return config
+
     def _storage(self, header: dict[str, Any]) -> SiteStorage:
-        return SiteStorage(self.folder, str(header.get("run")))
+        return SiteStorage(self.folder, str(header.get("run")), _experiment_digest(header))
+
+
+def _experiment_digest(header: dict[str, Any]) -> str:
+    content = [header.get("experiment"), header.get("examples")]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -27,7 +27,7 @@ from remanence.data.dataset import ArrayDataset
 from remanence.data.population import ClientData, FederatedPopulation, PartitionIndices
 from remanence.engines.table import make_engine
 from remanence.experiment.build import BuiltExperiment, build
-from remanence.flower.policy import Declined
+from remanence.flower.refusals import Declined
 from remanence.flower.settings import SIMULATED_SHARE, SiteFile
 from remanence.flower.site_files import join_datasets, read_client
 from remanence.methods import PARTS
@@ -139,9 +139,14 @@ def make_local_engine(name: str, task: TrainingTask, num_clients: int) -> Engine
     return make_engine("sequential", task)
 
 
+def is_published(name: str) -> bool:
+    """Whether data are those of a published dataset."""
+    return name.partition("(")[0].strip() in PUBLISHED
+
+
 def _build_simulated(config: Experiment, clients: Sequence[int]) -> BuiltExperiment:
     # a coordinator must not be able to make a site read its own files
-    if config.data.name.partition("(")[0].strip() not in PUBLISHED:
+    if not is_published(config.data.name):
         raise Declined(
             "policy",
             "this site has shares of published data, but the experiment's data are"

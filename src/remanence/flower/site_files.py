@@ -16,7 +16,7 @@ from remanence.core.errors import InputError
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment.data_setup import load_data
-from remanence.flower.policy import Declined
+from remanence.flower.refusals import Declined
 from remanence.flower.settings import SiteFile
 
 
@@ -36,9 +36,14 @@ def read_client(
     """
     dataset = load_client(site, config, client)
     classes, shape = [str(name) for name in expected["classes"]], tuple(expected["shape"])
+    mismatch = (
+        f"the examples of client {client} do not have the kind, shape and classes of the"
+        " experiment; see the site's log"
+    )
     if dataset.kind != expected["kind"] or dataset.shape != shape:
         raise Declined(
             "data",
+            mismatch,
             f"client {client} has {dataset.kind} examples of shape {dataset.shape}, but the"
             f" experiment has {expected['kind']} examples of shape {shape}",
         )
@@ -46,6 +51,7 @@ def read_client(
     if unknown is not None:
         raise Declined(
             "data",
+            mismatch,
             f"client {client} has a class {unknown!r}, but the experiment has {', '.join(classes)}",
         )
     label = np.array([classes.index(name) for name in dataset.classes], dtype=np.int64)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 from collections.abc import Container
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,8 @@ from remanence.core.rng import Key
 from remanence.core.types import ModelState
 from remanence.data.batches import count_steps
 from remanence.flower.array_codec import as_tree
-from remanence.flower.policy import Declined, check_update
+from remanence.flower.policy import check_update
+from remanence.flower.refusals import Declined
 from remanence.flower.secure_noise import draw_key, fixed_stats, needs_secret_noise
 from remanence.flower.settings import Policy, SiteFile
 from remanence.flower.site_data import SiteTask
@@ -25,6 +25,8 @@ from remanence.flower.wire import WireArrays
 from remanence.training.server_step import Server
 from remanence.training.state import NO_STATE, RunState, load_client_states
 from remanence.training.task import TrainingTask
+
+MAX_ROUND = 1 << 40  # more rounds than any run has; a tensor cannot hold much larger numbers
 
 
 def make_work(
@@ -43,10 +45,14 @@ def make_work(
         header: The header of the message.
         arrays: The arrays of the message.
     """
-    check_clients(header["clients"], file.clients)
     task, time_step = site_task.task, int(header["time_step"])
+    check_header(task, header)
+    check_clients(header["clients"], file.clients)
     clients = np.array(header["clients"], dtype=np.int64)
+    if not all(np.isfinite(array).all() for array in arrays.values()):
+        raise Declined("malformed", "an array of the message has a value that is not finite")
     start = read_model(as_tree(arrays, "start", task.info.device))
+    check_start(task, start, len(clients) if header["per_client_start"] else 0)
     stats = fixed_stats(site_task.experiment, storage, clients.tolist(), time_step)
     per_client_start = bool(header["per_client_start"])
     state = RunState(
@@ -121,6 +127,46 @@ def check_sizes(
         check_update(policy, client, size, steps)
 
 
+def check_header(task: TrainingTask, header: dict[str, Any]) -> None:
+    """Decline work that no coordinator sends: a client twice, numbers of a wrong type or range."""
+    clients, rounds = header["clients"], header["state_rounds"]
+    hparams = header["optimizer_hparams"]
+    numbers = [header["round"], header["time_step"], header["key"], header["num_phases"]]
+    valid = (
+        isinstance(clients, list)
+        and isinstance(rounds, list)
+        and len(set(clients)) == len(clients) == len(rounds) > 0
+        and all(type(number) is int for number in (*clients, *rounds, *numbers))
+        and 0 <= header["round"] < MAX_ROUND  # 0: the warm-up of methods without a server
+        and all(NO_STATE <= start <= header["round"] for start in rounds)
+        and 0 <= header["time_step"] < len(task.population.time_steps)
+        and header["num_phases"] >= 0
+        and all(type(header.get(name, True)) is bool for name in ("per_client_start", "validate"))
+        and isinstance(hparams, dict)
+        and set(hparams) == set(task.optimizer.hparams)
+        and all(isinstance(x, int | float) and math.isfinite(x) for x in hparams.values())
+    )
+    if not valid:
+        raise Declined("malformed", "the header of this message is not one of work for clients")
+
+
+def check_start(task: TrainingTask, start: ModelState, stacked: int) -> None:
+    """Decline a model that is not of the experiment.
+
+    Args:
+        task: The experiment at this site.
+        start: The model of a message.
+        stacked: How many models the message has, one for each client; 0: one for all of them.
+    """
+    given = start._asdict()
+    for kind, initial in task.model.initial._asdict().items():
+        leading = (stacked,) if stacked else ()
+        expected = {name: ((*leading, *x.shape), x.dtype) for name, x in initial.items()}
+        found = {name: (tuple(x.shape), x.dtype) for name, x in given[kind].items()}
+        if found != expected:
+            raise Declined("malformed", f"the {kind} of the message are not those of a model")
+
+
 def check_clients(clients: list[int], own: Container[int]) -> None:
     """Decline clients of other sites."""
     foreign = next((client for client in clients if client not in own), None)
@@ -152,12 +198,3 @@ def _load_states(
                 " or set restart = true in site.toml to begin with a first state",
             )
     return states
-
-
-def digest_of(header: dict[str, Any], arrays: WireArrays) -> str:
-    """A hash of a request: repeated requests have the same one."""
-    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()

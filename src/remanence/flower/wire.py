@@ -11,6 +11,7 @@ they are used, and nothing is unpickled.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -167,3 +168,12 @@ def from_bytes(content: bytes) -> WireMessage:
         raise WireError(f"this is not a message of Remanence ({type(error).__name__})") from None
     header, layouts = decode_header(text)
     return WireMessage(header, restore_arrays(layouts.get("arrays"), flat))
+
+
+def digest_of(header: dict[str, Any], arrays: WireArrays) -> str:
+    """A hash of a request: repeated requests have the same one."""
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

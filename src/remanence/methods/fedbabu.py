@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from remanence.core.compose import part
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.core.ranges import check_range
 from remanence.core.slots import Part, Phase
 from remanence.core.types import TaskInfo
@@ -24,7 +25,7 @@ TRAINABLE = ("all", "head", "body")
 
 
 @part
-def fedbabu(*, finetune_epochs: int = 5, part: str = "all") -> Part:
+def fedbabu(*, finetune_epochs: int = 5, part: PlainText = "all") -> Part:
     """Training as with `frozen_head`; for evaluation every client starts from the global model and
     fine-tunes it on its own training examples.
 

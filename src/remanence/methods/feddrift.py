@@ -21,6 +21,7 @@ from torch import Tensor
 from remanence.core.compose import part
 from remanence.core.declarations import DRIFT, Remedy
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.core.pytree import Tree
 from remanence.core.ranges import check_range
 from remanence.core.slots import AssignmentDecision, ModelAssignment, Part
@@ -28,7 +29,7 @@ from remanence.core.types import TaskInfo
 
 
 @part
-def feddrift(*, delta: float = 0.1, measure: str = "loss") -> Part:
+def feddrift(*, delta: float = 0.1, measure: PlainText = "loss") -> Part:
     """At every time step each client takes the model with the lowest loss on its new data, or
     starts a new one; then models at a distance below delta are merged.
 

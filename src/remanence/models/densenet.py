@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.models.shapes import at_least_one, check_task, image_sides, parse_widths
 
 # the 1x1 convolution of a layer has this many times the growth as output channels
@@ -78,7 +79,7 @@ class DenseNet(nn.Module):
 
 
 def densenet121(
-    shape: tuple[int, ...], classes: int, *, growth: int = 32, blocks: str = "6,12,24,16"
+    shape: tuple[int, ...], classes: int, *, growth: int = 32, blocks: PlainText = "6,12,24,16"
 ) -> nn.Module:
     """DenseNet-121 for small images: the input of a layer is the output of all previous layers of
     its block.

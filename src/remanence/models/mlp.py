@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor, nn
 
+from remanence.core.expressions import PlainText
 from remanence.models.shapes import check_task, parse_widths
 
 
@@ -30,7 +31,7 @@ class Mlp(nn.Module):
         return logits
 
 
-def mlp(shape: tuple[int, ...], classes: int, *, hidden: str = "200") -> nn.Module:
+def mlp(shape: tuple[int, ...], classes: int, *, hidden: PlainText = "200") -> nn.Module:
     """Dense layers with ReLU on the flattened example: for tables and for small images.
 
     `hidden="200,200"` on 28x28 images is the "2NN" of McMahan et al., Communication-Efficient

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from remanence.core.errors import InputError, unknown
+from remanence.core.expressions import PlainText
 from remanence.models.shapes import at_least_one, check_task, image_sides
 
 Norm = Callable[[int], nn.Module]  # channels -> a normalization layer
@@ -102,7 +103,7 @@ def _side_left(side: int) -> int:
 
 
 def resnet18(
-    shape: tuple[int, ...], classes: int, *, norm: str = "mixed", width: int = 64
+    shape: tuple[int, ...], classes: int, *, norm: PlainText = "mixed", width: int = 64
 ) -> nn.Module:
     """ResNet-18 for small images, with batch and group normalization mixed in one block.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.models.resnet import ResidualBlock, batch_norm
 from remanence.models.shapes import check_task, image_sides, parse_widths
 
@@ -41,7 +42,7 @@ class ShallowResNet(nn.Module):
 
 
 def shallow_resnet(
-    shape: tuple[int, ...], classes: int, *, widths: str = "64,128,256,512"
+    shape: tuple[int, ...], classes: int, *, widths: PlainText = "64,128,256,512"
 ) -> nn.Module:
     """Four residual blocks with BatchNorm, global average pooling, and one linear layer.
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from remanence.core import expressions
 from remanence.core.errors import InputError
+from remanence.core.expressions import PlainText
 from remanence.core.rng import Key
 
 # (clients, round, key of the round) -> [K] bool: online?
@@ -32,7 +33,7 @@ def random(*, offline: float = 0.1) -> Availability:
     return lambda clients, round, key: key.fold_in("availability").uniform(clients) >= offline
 
 
-def never(*, clients: str = "") -> Availability:
+def never(*, clients: PlainText = "") -> Availability:
     """These clients, by number ("3 7"), are never online."""
     numbers = [int(number) for number in re.findall(r"\d{1,9}", clients)]
     if not numbers or not re.fullmatch(r"[\d\s,]+", clients):

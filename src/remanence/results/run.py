@@ -122,9 +122,11 @@ class Run:
     @cached_property
     def config(self) -> Experiment:
         """The settings, with all defaults resolved."""
-        return parse_experiment(
-            {name: value for name, value in self._file.items() if name != METADATA}
-        )
+        settings = {name: value for name, value in self._file.items() if name != METADATA}
+        try:
+            return parse_experiment(settings)
+        except InputError as error:
+            raise InputError(f"{self.folder / EXPERIMENT}: {error}") from None
 
     @cached_property
     def metadata(self) -> Metadata:

@@ -8,8 +8,9 @@ sentence that names the problem and its cause. Use them in your own tests:
     def test_my_method() -> None:
         check_method(my_method(strength=0.5) + wsm())
 
-`method_checks` (with `part_checks`), `engine_checks` and `model_checks` hold one checker each,
-`running` what they share, `toy_task` the built-in task and how results are compared.
+`method_checks` (with `part_checks` and `disclosure_checks`), `engine_checks` and `model_checks`
+hold one checker each, `running` what they share, `toy_task` the built-in task and how results are
+compared.
 The package may import all packages below the applications; nothing but tests and `extend` imports
 it.
 """

@@ -24,6 +24,7 @@ from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.manifest import CHECKPOINTS
 from remanence.rounds.federated import make_work
 from remanence.rounds.loop import resume_run, start_run
+from remanence.testing.disclosure_checks import check_disclosures
 from remanence.testing.part_checks import carried_values, check_declarations, check_unchanged
 from remanence.testing.running import TOLERANCE, check_inputs_unchanged, run
 from remanence.testing.toy_task import (
@@ -60,7 +61,8 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> list[str]:
     example, for a class that no client has, and while the data drift. It must also run with frozen
     and with personal parameters, and with `fednova` where it has regularizers; cases that the
     method refuses with an `InputError` are left out. Its parts must read numbers through
-    `ctx.hyper`, keep no state of their own, and declare what each leaf of their payload reveals.
+    `ctx.hyper`, keep no state of their own, and declare what each leaf of their payload reveals,
+    which must not change with examples, labels or sizes that it does not reveal.
 
     >>> check_method("fedprox(mu=0.1)+wsm")
     []
@@ -85,7 +87,10 @@ def check_method(method: str | Method | Part, *, rounds: int = 2) -> list[str]:
     cases, left_out = _cases(method, rounds)
     for case in cases:
         _check_case(case, method, f"{name} {case.title}", rounds)
-    check_declarations(method, small_experiment(method).task)
+    experiment = small_experiment(method)
+    check_declarations(method, experiment.task)
+    state, _ = run(experiment, SequentialEngine(experiment.task), 1, name)
+    check_disclosures(experiment, state, name)
     _check_resume(method, name, rounds)
     return left_out
 

@@ -221,12 +221,22 @@ def _check_client_state(client_state: Tree, initial_state: Tree) -> Tree:
 
 
 def _check_payload(payload: Tree, task: TrainingTask) -> Tree:
-    """Raise unless the payload has exactly the declared entries: the gate, the count of bytes and
-    `remanence list methods` rely on the declaration.
+    """Raise unless the payload has exactly the declared entries in their shapes and dtypes: the
+    gate, sites, the count of bytes and `remanence list methods` rely on the declaration.
     """
-    declared, sent = set(pytree.flatten(task.payload_spec())), set(pytree.flatten(payload))
-    if declared != sent:
-        path = sorted(declared ^ sent)[0]
-        problem = "declared but not returned" if path in declared else "returned but not declared"
-        raise TypeError(f"a part must return exactly the payload it declares: {path} is {problem}")
+    declared, sent = pytree.flatten(task.payload_spec()), pytree.flatten(payload)
+    for path in sorted({*declared, *sent}):
+        if path not in sent:
+            problem = "declared but not returned"
+        elif path not in declared:
+            problem = "returned but not declared"
+        else:
+            was, now = (
+                f"{tuple(tree[path].shape)} {tree[path].dtype}" for tree in (declared, sent)
+            )
+            problem = "" if was == now else f"declared as {was} and returned as {now}"
+        if problem:
+            raise TypeError(
+                f"a part must return exactly the payload it declares: {path} is {problem}"
+            )
     return payload
