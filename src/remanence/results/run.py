@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -73,8 +74,14 @@ class Run:
     def config(self) -> Experiment:
         """The settings, with all defaults resolved."""
         settings = {name: value for name, value in self._file.items() if name != METADATA}
-        try:
+        with self.settings_named():
             return parse_experiment(settings)
+
+    @contextmanager
+    def settings_named(self) -> Iterator[None]:
+        """Errors about the settings of this run begin with the path of their file."""
+        try:
+            yield
         except InputError as error:
             raise InputError(f"{self.folder / EXPERIMENT}: {error}") from None
 

@@ -48,11 +48,12 @@ def load_model(
     if module is None:
         shape, classes = tuple(run.metadata["shape"]), len(run.metadata["class_names"])
         key = Key(run.config.seed)
-        module = init_module(
-            lambda: build_module(run.config.model, shape, classes), key.fold_in("model")
-        )
-        method = parse_method(run.config.method, PARTS)
-        module = apply_model_changes(method, module, classes, key)
+        with run.settings_named():
+            module = init_module(
+                lambda: build_module(run.config.model, shape, classes), key.fold_in("model")
+            )
+            method = parse_method(run.config.method, PARTS)
+            module = apply_model_changes(method, module, classes, key)
     state = CheckpointStore(run.checkpoints, fingerprint(run.config)).load(
         torch.device("cpu"), lambda text: warnings.warn(text, stacklevel=4)
     )
