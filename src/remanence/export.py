@@ -52,11 +52,16 @@ def load_test_data(
         name: The dataset, as written in `data.name`. Default: that of the run.
         directory: The folder of the datasets. Default: that of the run.
     """
-    config = _single_run(run).config
+    single = _single_run(run)
+    config = single.config
     changes = {
         key: value for key, value in (("name", name), ("dir", directory)) if value is not None
     }
-    return load_data(config.model_copy(update={"data": config.data.model_copy(update=changes)}))
+    changed = config.model_copy(update={"data": config.data.model_copy(update=changes)})
+    if name is not None:
+        return load_data(changed)
+    with single.settings_named():
+        return load_data(changed)
 
 
 @torch.no_grad()
@@ -81,7 +86,7 @@ def evaluate(
     """
     run = _single_run(run)
     if source is None:
-        source = load_data(run.config)
+        source = load_test_data(run)
     _check_same_kind(run, source)
     model, checkpoint = load_model(run, module, client)
     dtype = next(model.parameters()).dtype

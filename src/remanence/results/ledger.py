@@ -237,7 +237,7 @@ class Ledger:
 
 
 def check_run_numbers(
-    path: SafePath, records: np.ndarray, *, clients: int, concepts: int, time_steps: int
+    path: SafePath, records: np.ndarray, clients: int, concepts: int, time_steps: int
 ) -> None:
     """Refuse records of clients, concepts and time steps that the run does not have: tables for
     them would not fit in memory.

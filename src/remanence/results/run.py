@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -123,8 +124,14 @@ class Run:
     def config(self) -> Experiment:
         """The settings, with all defaults resolved."""
         settings = {name: value for name, value in self._file.items() if name != METADATA}
-        try:
+        with self.settings_named():
             return parse_experiment(settings)
+
+    @contextmanager
+    def settings_named(self) -> Iterator[None]:
+        """Errors about the settings of this run begin with the path of their file."""
+        try:
+            yield
         except InputError as error:
             raise InputError(f"{self.folder / EXPERIMENT}: {error}") from None
 
@@ -277,15 +284,11 @@ class Run:
         """Refuse records of clients, concepts and time steps that the run does not have."""
         from remanence.results.ledger import check_run_numbers
 
-        clusters = self.metadata.get("clusters", [])
+        known, clusters = self.metadata, self.metadata.get("clusters", [])
         named = (1 + max(row, default=0) for row in clusters)
-        check_run_numbers(
-            path,
-            records,
-            clients=int(self.metadata.get("clients", 2**24)),
-            concepts=max([1, len(self.metadata.get("concepts", [])), *named]),
-            time_steps=max(1, len(clusters)),
-        )
+        concepts = max([1, len(known.get("concepts", [])), *named])
+        clients, time_steps = int(known.get("clients", 2**24)), max(1, len(clusters))
+        check_run_numbers(path, records, clients, concepts, time_steps)
 
     @property
     def method(self) -> str:

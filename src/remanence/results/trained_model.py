@@ -57,11 +57,12 @@ def load_model(
         key = Key(run.config.seed)
         size = model_bytes(run.config.model, shape, classes, torch.float32)
         check_memory(run.folder, {"its model and a checkpoint of it": 2 * size})
-        module = init_module(
-            lambda: build_module(run.config.model, shape, classes), key.fold_in("model")
-        )
-        method = parse_method(run.config.method, PARTS)
-        module = apply_model_changes(method, module, classes, key)
+        with run.settings_named():
+            module = init_module(
+                lambda: build_module(run.config.model, shape, classes), key.fold_in("model")
+            )
+            method = parse_method(run.config.method, PARTS)
+            module = apply_model_changes(method, module, classes, key)
     module = module.to(torch.float64 if run.config.precision == "fp64" else torch.float32)
     store = CheckpointStore(run.files / CHECKPOINTS, fingerprint(run.config))
     check = partial(_check_models, state_of(module), int(run.metadata["clients"]))

@@ -134,7 +134,8 @@ def resume_run(
     _check_objects(run, {"method": method, "model": module, "data": source})
     config = run.config if rounds is None else _extend(run, rounds)
     with translate_disk_errors(folder, resumable=True), lock(folder):
-        experiment = build(config, method=method, module=module, source=source)
+        with run.settings_named():
+            experiment = build(config, method=method, module=module, source=source)
         check_same_data(experiment, run.metadata)
         metadata = None
         if config != run.config:
