@@ -89,12 +89,12 @@ def group_rows(found: list[AuditRow]) -> list[tuple[str, ...]]:
     for (method, *cells), names in messages.items():
         methods.setdefault((", ".join(names), *cells), []).append(method)
     every = list(dict.fromkeys(row.message for row in found if row.message))
-    count = len({row.method for row in found})
+    audited = list(dict.fromkeys(row.method for row in found if row.message))
     return [
         (
             _shorten(messages.split(", "), every),
             *cells,
-            "all" if len(names) == count > 1 else ", ".join(names),
+            _shorten(names, audited),
         )
         for (messages, *cells), names in methods.items()
     ]

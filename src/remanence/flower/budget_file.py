@@ -4,7 +4,7 @@ no torch.
     state/budget.json     {"spent": {"3": "7/10"}}: by client, as an exact fraction
 
 The file is created with the folder. Where it is missing from a folder that was used, or cannot be
-read, nobody knows what was spent.
+read, what was spent is unknown, and no noised counts leave.
 """
 
 from __future__ import annotations

@@ -261,6 +261,8 @@ class Site:
         message contains the experiment, because any of them may be the first that the site
         receives.
         """
+        if not all(isinstance(header.get(name), dict) for name in ("experiment", "examples")):
+            raise Declined("malformed", "the message describes no experiment and its examples")
         key = _experiment_digest(header)
         if key not in self.tasks:
             config = self._read_experiment(header)

@@ -47,7 +47,7 @@ from remanence.training.server_step import Server
 from remanence.training.state import RunState
 
 KEPT = 2
-HEADER_FACTOR = 100  # JSON takes at most so many times the memory of its text
+HEADER_FACTOR = 100  # parsed JSON takes at most this many times the memory of its text
 
 
 def fingerprint(config: Experiment) -> str:

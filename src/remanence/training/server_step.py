@@ -236,7 +236,7 @@ def _check_finite(model: ModelState, before: ModelState) -> None:
     """Raise if a parameter or a new buffer is NaN or infinite. On a GPU the host waits here for the
     aggregation.
     """
-    # a buffer that nobody sends may hold infinity, such as a mask
+    # a buffer that is never sent may hold infinity, such as a mask
     new = {name: x for name, x in model.buffers.items() if x is not before.buffers[name]}
     if not bool(pytree.finite({"params": model.params, "buffers": new}, 1).all()):
         raise AggregationFailed("the new model holds NaN or infinity")
