@@ -186,7 +186,8 @@ class VectorizedEngine(StackEvaluator):
     ) -> tuple[Tree, Tree]:
         """After the last step. -> client state, payload"""
         function: Callable[..., tuple[Tree, Tree]] = partial(client_final, self.task, grad_func)
-        if self.task.method.hooks("on_client_end"):  # mapping over nothing takes time, too
+        # mapping over nothing takes time, too; a payload is checked client by client
+        if payload or self.task.method.hooks("on_client_end"):
             function = self._map_clients(function, (0, 0, 0, 0, dims))
             steps = torch.from_numpy(total).to(self.task.info.device)
             ctx = client_plan.at_hook(ctx, "after", steps)
