@@ -130,8 +130,12 @@ class Lab:
 
     def expected(self, config: Experiment) -> dict[int, dict[str, Any]]:
         """The unbroken run of an experiment file whose settings were changed and that has nothing
-        else left of the run: it is another run.
+        else left of the run: it is another run. Empty where it evaluates only some rounds: the
+        last one is always among them, so a run that ends earlier has other lines.
         """
+        record = config.record
+        if (record.every, record.local_every) != (1, 0):
+            return {}
         if fingerprint(config) == fingerprint(config_of()):
             return self.unbroken
         folder = self.home / fingerprint(config)[:16]
@@ -453,12 +457,13 @@ def check_reported(outcome: Outcome, run: Path, lab: Lab) -> None:
 
 
 def newest_checkpoint(run: Path) -> int:
-    """The last round of which a manifest is left; 0 where there is none."""
+    """The last round of which the folder holds its own manifest; 0 where there is none."""
     rounds = [0]
     for path in (run / CHECKPOINTS).glob("round-*/manifest.json"):
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             if path.is_file():  # no named pipe
-                rounds.append(int(json.loads(path.read_text())["round"]))
+                named = int(json.loads(path.read_text())["round"])
+                rounds += [named] * (path.parent.name == f"round-{named:07d}")
     return max(rounds)
 
 

@@ -20,14 +20,14 @@ from trust.faults import record_trial
 import remanence as rem
 from remanence.cli.main import app
 from remanence.core import pytree
-from remanence.core.errors import NOTHING_LEARNED, CheckpointError, InputError
+from remanence.core.errors import NOTHING_LEARNED, CheckpointError, InputError, RemanenceError
 from remanence.core.files import sha256
 from remanence.core.safe_path import SafePath
 from remanence.export import evaluate, export
 from remanence.report import write_report
 from remanence.results.checkpoint import MANIFEST, OWN, STATE, CheckpointStore
 from remanence.results.checkpoint_codec import from_bytes, to_bytes
-from remanence.results.run import CHECKPOINTS, CONFUSIONS, EXAMPLES, LEDGER, METRICS
+from remanence.results.run import CHECKPOINTS, CONFUSIONS, EXAMPLES, EXPERIMENT, LEDGER, METRICS
 
 FAULT = "files of a run changed after the run"
 
@@ -116,6 +116,35 @@ def test_no_command_goes_on_from_a_changed_record(run: Path, name: str, use: str
         path: content for path, content in before.items() if path.name != ".lock"
     }
     record_trial(FAULT, "refused by name; nothing was written")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("method", "scaffo,d"),
+        ("model", "mlp(hidden='x')"),
+        ("model", "mlp(hidd"),
+        ("name", "synthetic(samples=80 classes=2)"),
+        ("partition", "i(id"),
+        ("schedule", "((("),
+        ("speed", "equal("),
+        ("optimizer", "sgd(lr=0/1)"),
+    ],
+)
+def test_an_error_about_changed_settings_names_their_file(run: Path, key: str, value: str) -> None:
+    text = (run / EXPERIMENT).read_text()
+    changed = re.sub(rf'^{key} = ".*"$', f'{key} = "{value}"', text, flags=re.M)
+    assert changed != text
+    (run / EXPERIMENT).write_text(changed)
+    refusals = {}
+    for name, use in (USES | {"report": write_report}).items():
+        try:
+            use(run)
+        except RemanenceError as error:
+            refusals[name] = str(error)
+    assert "resume" in refusals
+    for name, sentence in refusals.items():
+        assert f"{run}/" in sentence, f"{name} names no file: {sentence}"
 
 
 @pytest.mark.parametrize("name", [METRICS, CONFUSIONS, EXAMPLES])

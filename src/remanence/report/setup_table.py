@@ -128,9 +128,11 @@ def _describe_model(run: Run) -> str:
 def _describe_training(run: Run) -> str:
     local = run.config.local
     amount, unit = (local.steps, "step") if local.steps else (local.epochs, "epoch")
+    with run.settings_named():
+        optimizer = optimizer_call(run.config)
     return (
         f"{amount} {unit}{'' if amount == 1 else 's'} a round, batches of {local.batch_size},"
-        f" {optimizer_call(run.config)}, schedule {local.schedule}"
+        f" {optimizer}, schedule {local.schedule}"
     )
 
 

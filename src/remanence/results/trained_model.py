@@ -55,7 +55,8 @@ def load_model(
     if module is None:
         shape, classes = tuple(run.metadata["shape"]), len(run.metadata["class_names"])
         key = Key(run.config.seed)
-        size = model_bytes(run.config.model, shape, classes, torch.float32)
+        with run.settings_named():
+            size = model_bytes(run.config.model, shape, classes, torch.float32)
         check_memory(run.folder, {"its model and a checkpoint of it": 2 * size})
         with run.settings_named():
             module = init_module(
