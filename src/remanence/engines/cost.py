@@ -17,7 +17,7 @@ TIE = 1.05
 # job B's CNN, 3 instead of 35 for a LeNet (CPU seconds of one core).
 FOUND_AGAIN = 0.1
 
-Key = TypeVar("Key")
+EngineKey = TypeVar("EngineKey")
 
 
 class Workload(NamedTuple):
@@ -111,7 +111,7 @@ def may_pay(
     return measuring + expected.total_s(steps, workload) < best_total_s
 
 
-def take_simplest(costs: Mapping[Key, float]) -> Key:
+def take_simplest(costs: Mapping[EngineKey, float]) -> EngineKey:
     """The first candidate within `TIE` of the cheapest. costs: from the simplest candidate on
 
     >>> take_simplest({"eager": 3.0, "captured": 1.04, "compiled": 1.0})
