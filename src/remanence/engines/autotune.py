@@ -5,6 +5,7 @@ which the whole command is expected to end first.
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -47,7 +48,7 @@ class EngineChoice(NamedTuple):
     reason: str  # in a sentence
     execution: str = "auto"
     stack: int = 0  # clients trained together; 0: left to the engine
-    expected_s: float = 0.0  # local training of all runs of the command; 0: not known
+    expected_s: int = 0  # local training of all runs of the command; 0: not known
 
 
 class Candidate(NamedTuple):
@@ -300,7 +301,7 @@ class Trials:
             f"{best}: {about}{times}{more}{failure}",
             best.execution,
             best.stack if best.name == "processes" else stack,
-            costs[best],
+            math.ceil(costs[best]),
         )
 
     def __str__(self) -> str:

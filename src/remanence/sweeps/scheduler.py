@@ -104,13 +104,17 @@ def _choose(runs: Sequence[QueuedRun], progress: Progress, objects: dict[str, An
             config.execution,
             config.stack_size,
         )
-    configs = [each.config for each in runs if each.task == run.task]
-    workload = Workload(
+    workload = workload_of([each.config for each in runs if each.task == run.task])
+    return resolve_engine(build(run.config, **objects), progress, workload=workload)[1]
+
+
+def workload_of(configs: Sequence[Experiment]) -> Workload:
+    """What the runs of a command train together."""
+    return Workload(
         rounds=sum(config.total_rounds for config in configs),
         runs=len(configs),
         methods=len({config.method for config in configs}),
     )
-    return resolve_engine(build(run.config, **objects), progress, workload=workload)[1]
 
 
 def _group_compatible(
