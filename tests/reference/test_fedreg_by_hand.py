@@ -12,7 +12,7 @@ import math
 
 import pytest
 import torch
-from reference.fedreg_by_authors import Memory, ascend, between, local_step, make_memory, without
+from reference.fedreg import Memory, ascend, between, local_step, make_memory, without
 from torch import Tensor, nn
 
 
@@ -28,7 +28,7 @@ def example(x: tuple[float, float], label: int) -> tuple[Tensor, Tensor]:
 
 
 def memory_of(x: tuple[float, float], label: int) -> Memory:
-    return make_memory(make_net(), *example(x, label), 0.1, 0.001)
+    return make_memory(make_net(), *example(x, label), 0.1, 0.001, 1)
 
 
 def weights(a: tuple[float, float]) -> Tensor:
@@ -62,7 +62,7 @@ def test_examples_climb_ten_times() -> None:
 
 def test_the_memory_of_an_example() -> None:
     x, y = example((1.0, 5.0), 1)
-    memory = make_memory(make_net(), x, y, 0.1, 0.001)
+    memory = make_memory(make_net(), x, y, 0.1, 0.001, 1)
     assert memory.pseudo[0].tolist() == pytest.approx([2.0, 5.0])
     assert memory.perturbed[0].tolist() == pytest.approx([1.01, 5.0])
     assert memory.soft_labels[0].tolist() == pytest.approx([sigmoid(4), sigmoid(-4)])
