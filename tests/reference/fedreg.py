@@ -2,9 +2,9 @@
 
 What their program does where the paper leaves it open: pseudo and perturbed examples are made once
 a round, from batches of one pass of their own; step i of the round uses batch i of them and starts
-again after the last; the whole way since the start of the round is projected after every step. Only
-the random draws come from the package: the clients of a round, the examples of each step, and the
-order of the pass.
+again after the last; after every step the whole displacement since the start of the round is
+projected. Only the random draws come from the package: the clients of a round, the examples of each
+step, and the order of the pass.
 
 Their networks have no batch norm. Here its running statistics are those of the batches that are
 trained on, and a short last batch of the pass is filled with examples of the first, which count in

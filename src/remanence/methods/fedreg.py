@@ -2,8 +2,8 @@
 examples made with that model.
 
 Pseudo examples are inputs moved along the ascent direction of the received model's loss, with its
-predictions as labels; perturbed examples are inputs moved a little, with their true labels. Where a
-client's way from the received model raises the loss of either, that component is removed.
+predictions as labels; perturbed examples are inputs moved a little, with their true labels. A
+client's displacement from the received model loses the component that raises the loss of either.
 
 Xu et al., "Acceleration of federated learning with alleviated forgetting in local training", ICLR
 2022, with what the authors' program does where the paper is open.
@@ -56,12 +56,14 @@ def fedreg(
     are divided into batches in a random order of their own, and each step uses the next batch. They
     never leave the client and are forgotten at the end of the round.
 
-    The authors train by plain SGD: set a local optimizer without momentum and weight decay. Their
-    eta_p is always eta_s / 100, their learning rate mostly 0.1; gamma is 0.25 to 0.5 by dataset.
-    They clip pseudo examples to the range of the batch, which in their program has no effect, and
-    is left out here. Step sizes are in standard deviations, because inputs are normalized. The
-    examples are made without augmentation. All gradients are those of the whole objective. A step
-    costs three gradients, and a round 2 * `ascent` gradients of every example.
+    The authors train by plain SGD, mostly at a rate of 0.1: as they do, choose an optimizer without
+    momentum and weight decay; the steps of others are projected just as well. Their eta_p is always
+    eta_s / 100, their gamma 0.25 to 0.5 by dataset. They clip pseudo examples to the range of the
+    batch, which has no effect in their program and is left out here. Step sizes are in standard
+    deviations, because inputs are normalized. The examples are made without augmentation. All
+    gradients are those of the whole objective. Batch norm, which the authors' networks do not have,
+    normalizes a short last batch together with examples of the first. A step costs three gradients,
+    and a round 2 * `ascent` gradients of every example.
 
     Args:
         gamma: Share of w in the parameters at which the gradient is taken.
