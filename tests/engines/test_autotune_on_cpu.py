@@ -61,10 +61,10 @@ def choose_with(
     return choose_engine(experiment.task, work, workload=workload), tried[1:]
 
 
-# four clients make 3 steps each in a trial, and 8 in one of steps traced or compiled: 12 and
-# 32 local steps
+# four clients (two where they are trained one after the other) make 3 steps each in a trial, and 8
+# in one of steps traced or compiled: 12 (6) and 32 local steps
 SLOW_LOOP: Times = {
-    ("sequential", 0, "eager"): 0.12,  # 10 ms a step
+    ("sequential", 0, "eager"): 0.06,  # 10 ms a step
     ("vectorized", 64, "eager"): 0.24,  # 20 ms: not hopeless if it were below twice the best
     ("processes", 1, "eager"): 0.06,  # 5 ms
     ("processes", 16, "eager"): 0.084,  # 7 ms
@@ -115,12 +115,11 @@ def test_workers_stack_networks_without_convolutions(monkeypatch: pytest.MonkeyP
     assert tried == [
         ("sequential", 0, "eager"),
         ("vectorized", 64, "eager"),
-        ("processes", 16, "eager"),
         ("processes", 16, "captured"),
     ]
     assert choice[:1] + choice[3:5] == ("processes", "captured", 16)
     assert choice.reason.endswith(
-        "sequential 10.00, vectorized 20.00, processes in stacks 7.00, processes in stacks captured 3.00"
+        "sequential 10.00, vectorized 20.00, processes in stacks captured 3.00"
     )
 
 
@@ -128,12 +127,12 @@ def test_all_runs_of_a_command_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling pays for five seeds together, but not for five methods, which are compiled each."""
     for workload, expected in (
         (Workload(2_000), "captured"),
-        (Workload(10_000, runs=5), "compiled"),
-        (Workload(10_000, runs=5, methods=5), "captured"),
+        (Workload(12_000, runs=5), "compiled"),
+        (Workload(12_000, runs=5, methods=5), "captured"),
     ):
         choice, _ = choose_with(monkeypatch, SLOW_LOOP, workload=workload)
         assert choice.execution == expected
-    assert choice.expected_s == pytest.approx(10_000 * 8 * 0.004)
+    assert choice.expected_s == pytest.approx(12_000 * 8 * 0.004)
 
 
 def test_a_start_that_takes_long_must_pay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def choose_execution(
     if not trials.timings:  # torch cannot map the model over a stack
         return EngineChoice("sequential", threads, f"sequential: {trials.failure}")
     trials.run(eager._replace(execution="captured"), LONG_TRIAL_STEPS)
-    trials.refine([eager], "compiled")
+    trials.refine("compiled")
     about = f"{len(some.clients)} clients as one batched computation on {task.info.device}"
     return trials.to_choice(threads, 0, about=f"{about}; ")
 
@@ -146,17 +146,11 @@ def _choose_for_fast_steps(
         trials.run(Candidate("vectorized", stack or MAX_STACK["cpu"]), TRIAL_STEPS)
     if one_by_one:
         trials.run(Candidate("processes", 1), TRIAL_STEPS)
-    if trials.may_pay("captured"):
-        if can_fork and stackable and len(work.clients) >= 2 * cores:
-            worker_stack = min(stack or WORKER_STACK, WORKER_STACK)
-            trials.run(Candidate("processes", worker_stack), TRIAL_STEPS)
-        eager = [
-            each
-            for each, timing in trials.timings.items()
-            if each.name != "sequential" and timing.step_s < MAX_SLOWDOWN * trials.fastest
-        ]
-        trials.refine(eager, "captured")
-        trials.refine(eager, "compiled")
+    trials.refine("captured")
+    if can_fork and stackable and len(work.clients) >= 2 * cores and trials.may_pay("processes"):
+        worker_stack = min(stack or WORKER_STACK, WORKER_STACK)
+        trials.run(Candidate("processes", worker_stack, "captured"), LONG_TRIAL_STEPS)
+    trials.refine("compiled")
     return trials.to_choice(threads, stack, more=f"; {NO_STACK}" if padded else "")
 
 
@@ -183,7 +177,8 @@ def _choose_for_slow_steps(
     if _has_fork() and trials.may_pay("compiled"):
         measured = True
         trials.run(eager, 1)
-        trials.refine([Candidate("processes", 1)], "compiled")
+        if trials.may_pay("compiled"):
+            trials.run(Candidate("processes", 1, "compiled"), 1)
     about = f"one step takes {step_s:.2f} s, so the arithmetic decides and stacking cannot pay"
     return trials.to_choice(threads, 0, about=f"{about}; " if measured else about, show=measured)
 
@@ -240,8 +235,9 @@ class Trials:
             )
             return made[-1]
 
+        some = self.clients_for(candidate)
         try:
-            first_s, seconds = measure(make, self.some, self.clock, 2)
+            first_s, seconds = measure(make, some, self.clock, 2)
         except InputError as error:  # torch cannot map the model over a stack
             self.failure = str(error)
             return
@@ -249,23 +245,38 @@ class Trials:
         if engine.degraded_reason:
             self.failure = engine.degraded_reason
         if _ran_as(engine, candidate.execution):
-            step_s = seconds / int(expected_steps(trial, self.some).sum())
+            step_s = seconds / int(expected_steps(trial, some).sum())
             start_s = max(0.0, first_s - seconds)
             self.timings[candidate] = Timing(step_s, start_s, candidate.execution == "compiled")
 
-    def may_pay(self, execution: str) -> bool:
-        """Whether an execution is expected to pay for measuring and starting it."""
-        expected = EXPECTED[self.task.info.device.type, execution].to_timing(
-            self.fastest, len(self.task.model.initial.params), execution == "compiled"
+    def clients_for(self, candidate: Candidate) -> ClientWork:
+        """The clients of a trial: few, where they are trained one after the other."""
+        return self.some.select(slice(2)) if candidate.name == "sequential" else self.some
+
+    def may_pay(self, kind: str) -> bool:
+        """Whether an execution, or worker processes, are expected to pay for being measured and
+        started.
+        """
+        expected = EXPECTED[self.task.info.device.type, kind].to_timing(
+            self.fastest, len(self.task.model.initial.params), kind == "compiled"
         )
         trial = 2 * self.trial_steps * len(self.some.clients)
         return may_pay(min(self.costs.values()), expected, trial, self.steps, self.workload)
 
-    def refine(self, eager: list[Candidate], execution: str) -> None:
-        """Measure these candidates with captured or compiled steps, where that may pay."""
-        if self.may_pay(execution):
-            for candidate in eager:
-                self.run(candidate._replace(execution=execution), self.trial_steps)
+    def refine(self, execution: str) -> None:
+        """Measure the candidates that could catch up with captured or compiled steps, too, where
+        that may pay.
+        """
+        if not self.may_pay(execution):
+            return
+        limit = MAX_SLOWDOWN * self.fastest
+        promising = {
+            (each.name, each.stack): None
+            for each, timing in self.timings.items()
+            if each.name != "sequential" and timing.step_s < limit
+        }
+        for name, stack in promising:
+            self.run(Candidate(name, stack, execution), self.trial_steps)
 
     @property
     def costs(self) -> dict[Candidate, float]:
