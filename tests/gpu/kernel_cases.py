@@ -32,7 +32,7 @@ from remanence.testing.toy_task import all_slots_part, run_rounds, small_experim
 
 ONLY_GPU = "a CPU has no such precision"
 # Of results relative to their largest value; bf16 keeps 8 bits, and tf32 multiplies 11.
-CLOSE = {"float64": 1e-12, "float32": 1e-5, "tf32": 1e-2, "bfloat16": 3e-2}
+CLOSE = {"float64": 1e-11, "float32": 1e-5, "tf32": 1e-2, "bfloat16": 5e-2}
 # inputs, outputs, padding, bias
 NARROW = (
     (2, 5, 0, False),
@@ -105,7 +105,7 @@ def triton_convolutions(name: str, device: str) -> float:
             found = gradients(partial(convolve, by=grouped_conv.convolve), 0, *ours)
         assert calls, "the Triton kernels were not reached"
         what = f"{inputs} to {outputs} channels with padding {padding}"
-        largest = max(largest, relative(found, expected, 10 * CLOSE[name], what))
+        largest = max(largest, relative(found, expected, CLOSE[name], what))
     return largest
 
 
@@ -117,14 +117,14 @@ def channels_last_convolutions(name: str, device: str) -> float:
     for stride, padding, kernel in WIDE:
         for shared in (False, True):
             x, w = (
-                draw("x", *(() if shared else (4,)), 5, 6, 8, 7),
-                draw("w", 4, 9, 6, kernel, kernel),
+                draw("x", *(() if shared else (4,)), 5, 64, 8, 7),
+                draw("w", 4, 72, 64, kernel, kernel),
             )
             sizes, dims = ((stride, stride), (padding, padding)), (None if shared else 0, 0)
             expected = gradients(
                 lambda x, w, sizes=sizes: torch.conv2d(x, w, None, *sizes), dims, x, w
             )
-            for deep in (6, 512):
+            for deep in (64, 512):
                 with precision(name) as dtype, mock.patch.object(conv_channels_last, "DEEP", deep):
                     found = gradients(
                         lambda x, w, sizes=sizes: conv_channels_last.convolve(x, w, *sizes),
@@ -133,7 +133,7 @@ def channels_last_convolutions(name: str, device: str) -> float:
                         w.to(device, dtype),
                     )
                 what = f"stride {stride}, padding {padding}, kernel {kernel}, deep from {deep}"
-                largest = max(largest, relative(found, expected, 10 * CLOSE[name], what))
+                largest = max(largest, relative(found, expected, CLOSE[name], what))
     return largest
 
 
@@ -330,7 +330,7 @@ def low_precision(execution: str, device: str) -> float:
         moved.append(torch.cat([(after[name] - start[name]).flatten() for name in start]))
     plain, low = moved
     error = float((low - plain).norm() / plain.norm())
-    assert 0 < error <= 0.05, f"the model moved differently, by {error:.1e}"
+    assert 0 < error <= 0.1, f"the model moved differently, by {error:.1e}"
     return error
 
 

@@ -49,14 +49,14 @@ from remanence.testing.toy_task import (
 
 ONLY_GPU = "only the memory of a GPU can be limited here"
 DRIFTING = ("fedavg", "scaffold+wsm", "feddrift", "random", "dac", "hast", "oracle", "local")
-# a model of 9 MB for each client, and images small enough that only the models take memory
+# a model of 35 MB for each client, and examples small enough that only the models take memory
 LARGE = {
     "data.name": "synthetic(samples=1200, classes=4, features=64, test=0.5)",
     "data.partition": "iid",
     "clients.count": 8,
     "clients.sample": 8,
     "local.batch_size": 25,
-    "model": "mlp(hidden='1024,1024')",
+    "model": "mlp(hidden='2048,2048')",
 }
 
 
@@ -144,7 +144,7 @@ def training_out_of_memory(execution: str, device: str) -> float:
         )
         for stack in (2, 8)
     )
-    assert eight > 2 * two, f"a stack of 2 takes {two} bytes, and one of 8 {eight}"
+    assert eight > 1.5 * two, f"a stack of 2 takes {two} bytes, and one of 8 {eight}"
     engine = VectorizedEngine(experiment.task, 8, execution)
     with memory_limit((two + eight) // 2), contextlib.closing(engine):
         found = run_rounds(experiment, engine, 2)
@@ -161,13 +161,14 @@ def evaluation_out_of_memory(device: str) -> float:
         for each in (experiment, reference)
     )
     engine = VectorizedEngine(experiment.task, 8, "eager")
+    engine.score(models, "test")  # what libraries keep is allocated now
     before = torch.cuda.memory_allocated()
     peak = peak_memory(
         lambda: VectorizedEngine(experiment.task, 8, "eager"),
-        lambda engine: engine.score(models, "test"),
+        lambda other: other.score(models, "test"),
     )
     rows = engine.max_rows
-    with memory_limit(before + (peak - before) // 2 + 2**21):
+    with memory_limit((before + peak) // 2):
         found = engine.score(models, "test")
     assert engine.max_rows < rows, "the examples of a pass were not halved"
     expected = SequentialEngine(reference.task).score(expected_models, "test")

@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -31,7 +31,7 @@ from gpu.cases import Case, synchronize
 
 from remanence.core.process_state import preserve_process_state
 
-LIMIT = 240.0  # seconds of a case, after which its process is ended
+LIMIT = 300.0  # seconds of a case, after which its process is ended
 NO_GPU = (
     "the GPU suite needs a CUDA device, and torch finds none: run it on a machine with a GPU, or"
     " test the cases themselves with python -m gpu --device cpu"
@@ -90,7 +90,7 @@ def run(cases: Sequence[Case], options: argparse.Namespace) -> int:
                     case = waiting.pop(0)
                 if worker is None or case.fresh:
                     stack.close()
-                    worker = stack.enter_context(Worker(options, jobs))
+                    worker = stack.enter_context(start_worker(options, jobs))
                 answer = worker.run(case)
                 with lock:
                     answers[case.name] = answer
@@ -105,8 +105,8 @@ def run(cases: Sequence[Case], options: argparse.Namespace) -> int:
 
 
 def default_jobs() -> int:
-    """Compiling takes cores, and processes on one GPU take turns: more than six gain nothing."""
-    return max(1, min(6, (os.cpu_count() or 1) // 2))
+    """Two cores each: compiling takes cores, and small cases leave a GPU idle."""
+    return max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 def line_of(case: Case, answer: dict[str, Any]) -> str:
@@ -136,39 +136,40 @@ def summarize(cases: Sequence[Case], answers: dict[str, dict[str, Any]], seconds
     return 1 if failed else 0
 
 
-class Worker:
-    """A process that runs cases by name: names go in, one line of JSON comes out for each.
-
-    It is no child of `multiprocessing`: in one of those the steps would be compiled by one thread.
+@contextlib.contextmanager
+def start_worker(options: argparse.Namespace, jobs: int) -> Iterator[Worker]:
+    """Start a process for cases. It is no child of `multiprocessing`: in one of those one thread
+    alone would compile the steps.
     """
-
-    def __init__(self, options: argparse.Namespace, jobs: int):
-        self.limit = options.limit
-        self.ready = ""  # the line that `work` writes when it can begin
-        threads = str(max(1, (os.cpu_count() or 1) // jobs))
-        path = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
-        usual = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": threads}
-        if options.device == "cpu":
-            usual["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
-        command = [sys.executable, "-m", "gpu", "--worker", "--device", options.device]
-        self.resources = contextlib.ExitStack()
-        self.errors = self.resources.enter_context(tempfile.TemporaryFile("w+"))
-        self.process = subprocess.Popen(
+    folders = [str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    usual = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    if options.device == "cpu":
+        usual["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
+    command = [sys.executable, "-m", "gpu", "--worker", "--device", options.device]
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
             [*command, "--cases", options.cases],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
+            stderr=errors,
             text=True,
-            env={**usual, **os.environ, "PYTHONPATH": path},
-        )
+            env={**usual, **os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+        ) as process,
+    ):
+        try:
+            yield Worker(process, errors, options.limit)
+        finally:
+            process.kill()
 
-    def __enter__(self) -> Worker:
-        return self
 
-    def __exit__(self, *error: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-        self.resources.close()
+class Worker:
+    """A process that runs cases by name: names go in, one line of JSON comes out for each."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: IO[str], limit: float):
+        self.process, self.errors, self.limit = process, errors, limit
+        self.ready = ""  # the line that `work` writes when it can begin
 
     def run(self, case: Case) -> dict[str, Any]:
         """What `work` answers for the case, or why it answers nothing."""
@@ -210,7 +211,8 @@ def work(cases: dict[str, Case], device: str) -> int:
     """Run the cases that are named on standard input, and answer each with a line of JSON."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a case prints is no answer
-    torch.set_num_threads(1)
+    with preserve_process_state():
+        pass  # what torch imports for it belongs to no case
     answers.write("ready\n")
     answers.flush()
     for line in sys.stdin:

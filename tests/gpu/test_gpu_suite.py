@@ -110,9 +110,10 @@ def test_calls_are_counted() -> None:
     assert calls == [(3,)]
 
 
+@pytest.mark.slow
 def test_a_case_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     status = main(
-        ["--device", "cpu", "--cases", "gpu.failing_cases", "--jobs", "1", "--limit", "4"]
+        ["--device", "cpu", "--cases", "gpu.failing_cases", "--jobs", "1", "--limit", "10"]
     )
     lines = capsys.readouterr().out.splitlines()
     assert status == 1
@@ -126,7 +127,7 @@ def test_a_case_that_fails_stops_no_other(capsys: pytest.CaptureFixture[str]) ->
     ]
     assert lines[0].endswith("wrong: AssertionError: it differs from the reference")
     assert lines[1].endswith("dies: its process ended with code 7: a fault of the driver")
-    assert lines[2].endswith("hangs: its process was ended after 4 s")
+    assert lines[2].endswith("hangs: its process was ended after 10 s")
     assert lines[3].endswith("needs a GPU: it is about a GPU")
     assert lines[4].endswith("1.5e-11  prints")
     assert lines[-1].startswith("2 passed, 3 failed, 1 skipped in ")

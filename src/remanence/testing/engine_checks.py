@@ -107,7 +107,8 @@ def _check_scores(
     if experiment.task.info.public_size:
         for some in (one, models):
             logits, wanted_logits = (
-                e.predict_logits(some, experiment.task.public) for e in (engine, sequential)
+                e.predict_logits(some, experiment.task.public.to(experiment.task.info.device))
+                for e in (engine, sequential)
             )
             distance = max_rel_diff({"": logits}, {"": wanted_logits})[1]
             assert distance <= TOLERANCE, (
