@@ -19,7 +19,7 @@ help:
 	@echo "make demo      compare four methods on digits under strong label skew; writes demo/report.html"
 	@echo "make test      style, types, doctests and tests, without the slow ones"
 	@echo "make test-all  the same with the slow ones; hundreds of kills, 10,000 spoiled inputs a reader, and docs/reliability.md written from them"
-	@echo "make test-gpu  the suite for one CUDA device, in less than eight minutes on an H200; see docs/engines.md"
+	@echo "make test-gpu  the suite for one CUDA device, where torch finds one; see docs/engines.md"
 	@echo "make lint      style alone        make types  types alone"
 	@echo "make clean     remove what the targets above wrote (the environment stays; it is the folder .venv)"
 

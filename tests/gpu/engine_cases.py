@@ -13,6 +13,7 @@ from engines.test_equal_engines import CASES, EVERYTHING, with_clients
 from engines.toys import TOYS
 from gpu.cases import (
     Case,
+    compare_runs,
     compare_with_sequential,
     counted,
     difference,
@@ -26,7 +27,7 @@ from remanence.core.model import init_module
 from remanence.core.pytree import Tree
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part, StepTracker
-from remanence.core.types import ModelState
+from remanence.core.types import Batch, ModelState, Output
 from remanence.engines import captured_steps
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
@@ -36,7 +37,7 @@ from remanence.methods import PARTS
 from remanence.rounds.federated import make_work
 from remanence.rounds.setup import first_state
 from remanence.testing import check_engine
-from remanence.testing.toy_task import fast_config, small_experiment
+from remanence.testing.toy_task import fast_config, run_rounds, small_experiment
 from remanence.training import server_capture
 
 # ten clients in a round, which is what the robust aggregations need
@@ -139,6 +140,28 @@ def last_step(execution: str, device: str) -> float:
     return difference(found, expected, what="the last step")
 
 
+def visits_the_host() -> Part:
+    """A part whose steps copy a tensor to the host, which CUDA forbids while it captures."""
+
+    def term(out: Output, batch: Batch, ops: ClientOps, ctx: Context) -> Tensor:
+        return 0.1 * out.logits.square().sum(dim=1).cpu().to(out.logits.device)
+
+    return Part("visits_the_host", loss_terms=(term,))
+
+
+def failed_capture(device: str) -> float:
+    """A capture that fails leaves the device usable: all steps run eagerly, with the reason."""
+    reference, experiment = images(visits_the_host(), "cpu"), images(visits_the_host(), device)
+    expected = run_rounds(reference, SequentialEngine(reference.task), 2)
+    engine = VectorizedEngine(experiment.task, 64, "captured")
+    with without_tracing(device):
+        found = run_rounds(experiment, engine, 2)
+    if device != "cpu":
+        assert engine.execution == "eager"
+        assert engine.degraded_reason.startswith("steps could not be captured (")
+    return compare_runs(found, expected)
+
+
 def swapped_tensors(device: str) -> float:
     """Two that change places, one that stays, one turned around, one that is new."""
     kept = [torch.arange(4.0).reshape(2, 2) + 10 * number for number in range(5)]
@@ -212,6 +235,7 @@ def cases() -> Iterator[Case]:
         yield Case(f"engine contract, {execution}", partial(check_contract, execution), 6)
     yield Case("state under another name, captured", partial(last_step, "captured"))
     yield Case("state under another name, compiled", partial(last_step, "compiled"), 15)
+    yield Case("steps that cannot be captured", failed_capture)
     yield Case("tensors are read before they are overwritten", swapped_tensors, 1)
     yield Case("masked steps of 20 clients, captured", masked_steps, 8)
     for method in SERVER_METHODS:
