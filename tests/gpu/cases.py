@@ -83,14 +83,20 @@ def compare_runs(
     tolerance: float = TOLERANCE,
 ) -> float:
     """The largest difference of two runs, each a state and its lines of metrics."""
+    assert_rounds_succeed(found[1])
     for line, other in zip(found[1], expected[1], strict=True):
-        refused = line["rejected"] or line["abandoned"]
-        assert not refused, f"round {line['round']} failed: {line}"
         # in a lower precision an example between two classes may change sides
         assert tolerance > TOLERANCE or line["per_class"] == other["per_class"], (
             f"predictions differ in round {line['round']}"
         )
     return difference(state_tree(found[0]), state_tree(expected[0]), tolerance, "the state")
+
+
+def assert_rounds_succeed(lines: list[dict[str, Any]]) -> None:
+    """Raise an AssertionError where a client was rejected or a round's aggregation failed."""
+    for line in lines:
+        failed = line["rejected"] or line["abandoned"]
+        assert not failed, f"round {line['round']} failed: {line}"
 
 
 def compare_with_sequential(

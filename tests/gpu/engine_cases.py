@@ -42,7 +42,8 @@ from remanence.training import server_capture
 
 # ten clients in a round, which is what the robust aggregations need
 IMAGES = {
-    "data.name": "synthetic(samples=132, classes=4, shape='2x6x6', test=0.25)",
+    "data.name": "synthetic(samples=100, classes=4, shape='2x6x6', test=0.25)",
+    "data.partition": "quantity(power=1, minimum=1)",
     "clients.count": 12,
     "clients.sample": 10,
 }
@@ -72,7 +73,7 @@ class SmallCnn(nn.Module):
 
 
 def images(method: str | Method | Part, device: str, **changes: Any) -> BuiltExperiment:
-    """A method on small images, with clients of 30 examples to one."""
+    """A method on small images, with clients of 17 to 2 examples."""
     return small_experiment(
         method, {**IMAGES, **changes, "device": device}, module=init_module(SmallCnn, Key(0))
     )

@@ -17,6 +17,7 @@ import torch
 from gpu.cases import (
     Case,
     assert_not_degraded,
+    assert_rounds_succeed,
     compare_runs,
     compare_with_sequential,
     counted,
@@ -100,7 +101,7 @@ def seam_out_of_memory(execution: str, device: str) -> float:
 
     make = partial(images, "scaffold+wsm", **{"clients.sample": 6})
     with mock.patch.object(VectorizedEngine, "_train_stack", train):
-        largest = compare_with_sequential(lambda device: make(device), device, execution, rounds=2)
+        largest = compare_with_sequential(make, device, execution, rounds=2)
     assert tried == [6, 3] + [1] * 12, f"stacks of {tried} were tried"
     return largest
 
@@ -230,8 +231,9 @@ def run_twice(method: str, execution: str, device: str) -> Any:
     experiment = images(method, device, deterministic=True, precision="fp32")
     engine = VectorizedEngine(experiment.task, 64, execution)
     with contextlib.closing(engine), without_tracing(device):
-        state, _ = run_rounds(experiment, engine, 2)
+        state, lines = run_rounds(experiment, engine, 2)
         assert_not_degraded(engine, execution)
+    assert_rounds_succeed(lines)
     return state_tree(state)
 
 
@@ -249,14 +251,16 @@ def whole_run(device: str) -> float:
         "record.cross": 4,
         "record.examples": True,
     }
-    losses = []
+    curves = []
     for where, engine in ((device, "auto"), ("cpu", "sequential")):
         with tempfile.TemporaryDirectory() as folder:
             config = parse_experiment({}, {**keys, "device": where, "engine": engine})
             run = start_run(config, Path(folder, "run"))
-            losses.append({"loss": torch.tensor(run.curve("train_loss"), dtype=torch.float64)})
-    assert len(losses[0]["loss"]) == 3
-    return difference(*losses)
+            columns = {name: run.curve(value=name)[1] for name in ("loss", "train_loss")}
+        counts = {name: len(column) for name, column in columns.items()}
+        assert counts == {"loss": 3, "train_loss": 3}, f"values: {counts}"
+        curves.append({name: torch.tensor(x, dtype=torch.float64) for name, x in columns.items()})
+    return difference(*curves)
 
 
 def cases() -> Iterator[Case]:

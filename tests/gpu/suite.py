@@ -143,7 +143,7 @@ def start_worker(options: argparse.Namespace, jobs: int) -> Iterator[Worker]:
     """
     folders = [str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    usual = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+    usual = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": threads}
     if options.device == "cpu":
         usual["TRITON_INTERPRET"] = "1"  # read when a kernel is defined
     command = [sys.executable, "-m", "gpu", "--worker", "--device", options.device]
@@ -211,6 +211,7 @@ def work(cases: dict[str, Case], device: str) -> int:
     """Run the cases that are named on standard input, and answer each with a line of JSON."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a case prints is no answer
+    torch.set_num_threads(1)
     with preserve_process_state():
         pass  # what torch imports for it belongs to no case
     answers.write("ready\n")
