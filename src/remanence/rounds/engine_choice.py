@@ -9,6 +9,7 @@ import torch
 
 from remanence.config import write_toml
 from remanence.core.engine import Engine
+from remanence.core.preparation import listening
 from remanence.core.progress import Progress
 from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice, choose_engine
@@ -40,9 +41,10 @@ def resolve_engine(
         choice = EngineChoice(config.engine, config.threads, reason, config.execution)
     elif choice is None:
         work = make_work(experiment, first_state(experiment), 1)
-        choice = choose_engine(
-            task, work, config.stack_size, config.workers, rounds=config.total_rounds
-        )
+        with listening(progress.prepare):
+            choice = choose_engine(
+                task, work, config.stack_size, config.workers, rounds=config.total_rounds
+            )
         progress.log(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
     workers = config.workers
