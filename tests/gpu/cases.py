@@ -42,7 +42,7 @@ class Case(NamedTuple):
     Attributes:
         name: What is tested; unique.
         check: (device) -> the largest difference.
-        seconds: What it takes on an H200, roughly: the longest begin first.
+        seconds: An estimate for an H200: the longest begin first.
         needs_gpu: Why it has no meaning on a CPU; "" where it has.
         fresh: Whether it needs a process in which nothing ran before.
         dtype: In which it computes.

@@ -54,7 +54,7 @@ COMPILED = {
         HAST,
     ),
 }
-# Seconds on an H200: a compiler that starts cold, with six processes beside each other.
+# Seconds on an H200: estimated, with a compiler that starts cold beside seven others.
 SECONDS = {"lenet": 30, "resnet18": 100}
 
 
