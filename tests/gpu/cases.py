@@ -156,16 +156,24 @@ def without_tracing(device: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counted(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
+def counted(
+    owner: Any, name: str, keep: Callable[..., Any] = lambda *args: None
+) -> Iterator[list[Any]]:
     """Count the calls of a function, so that a case can show that it reached it.
 
+    Args:
+        owner: The module or class through which it is called.
+        name: Its name there.
+        keep: What to keep of a call's arguments; no tensors, whose memory could then not be used
+            again, as it is without the count.
+
     Yields:
-        The positional arguments of each call.
+        What was kept of each call.
     """
-    original, calls = getattr(owner, name), list[tuple[Any, ...]]()
+    original, calls = getattr(owner, name), list[Any]()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(args)
+        calls.append(keep(*args))
         return original(*args, **kwargs)
 
     with mock.patch.object(owner, name, call):

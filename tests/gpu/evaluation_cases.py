@@ -109,8 +109,8 @@ def many_examples(
     engine = evaluate_as_on_gpu(VectorizedEngine(experiment.task, 64, execution))
     engine.max_rows = max_rows or engine.max_rows
     with (
-        counted(CompiledEvalModel, "predict") as in_turn,
-        counted(CompiledEvalModel, "_predict_chunk") as chunks,
+        counted(CompiledEvalModel, "predict", lambda *args: len(args[2])) as in_turn,
+        counted(CompiledEvalModel, "_predict_chunk", lambda *args: len(args[3])) as chunks,
         counted(memory_format, "to_channels_last") as layouts,
         counted(model, "ViewAsReshape") as views,
     ):
@@ -120,11 +120,10 @@ def many_examples(
     assert layouts, "images were not stored channels last"
     assert bool(views) == (network is ViewNet), "view and reshape were confused"
     assert bool(chunks) == (execution == "compiled"), "evaluation was compiled or not, wrongly"
-    padded = any(len(arguments[3]) < chunk for arguments in chunks)
+    padded = any(rows < chunk for rows in chunks)
     assert not chunks or padded == (share > 0.5), "a piece was padded or not, wrongly"
     if max_rows:
-        sizes = [len(arguments[2]) for arguments in in_turn]
-        assert max(sizes) == max_rows, f"pieces of {max(sizes)} examples"
+        assert max(in_turn) == max_rows, f"pieces of {max(in_turn)} examples"
     return largest
 
 
