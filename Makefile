@@ -1,6 +1,7 @@
 # Everything here makes its own environment in .venv; nothing needs to be installed by hand.
 #   make PYTHON=python3.12 test     uses another Python for a new environment
 #   make WORKERS=8 test             runs the tests in more processes
+#   make GPU_PYTHON=python3 test-gpu   uses an environment that is there already, with its torch
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -12,12 +13,13 @@ DEV := .venv/.installed-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint types doctests environment clean
+.PHONY: help demo test test-all test-gpu lint types doctests environment clean
 
 help:
 	@echo "make demo      compare four methods on digits under strong label skew; writes demo/report.html"
 	@echo "make test      style, types, doctests and tests, without the slow ones"
 	@echo "make test-all  the same with the slow ones; hundreds of kills, 10,000 spoiled inputs a reader, and docs/reliability.md written from them"
+	@echo "make test-gpu  the suite for one CUDA device, where torch finds one; see docs/engines.md"
 	@echo "make lint      style alone        make types  types alone"
 	@echo "make clean     remove what the targets above wrote (the environment stays; it is the folder .venv)"
 
@@ -47,6 +49,10 @@ test-all: lint types doctests
 	rm -rf $(REMANENCE_TRIALS)
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup tests
 	$(BIN)/python tests/trust/page.py $(REMANENCE_TRIALS) docs/reliability.md
+
+# Without a CUDA device it says so and exits with 2.
+test-gpu: $(if $(GPU_PYTHON),,$(DEV))
+	PYTHONPATH=src:tests:$(PYTHONPATH) $(or $(GPU_PYTHON),$(BIN)/python) -m gpu
 
 # torch comes first and alone, at the version constraints.txt pins: left to choose among versions, pip may fetch gigabytes of CUDA packages.
 define install

@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 
 from remanence.core.rng import Key
 from remanence.engines import captured_steps
-from remanence.kernels import conv_channels_last, conv_per_client, grouped_conv
+from remanence.kernels import conv_channels_last, grouped_conv
 from remanence.testing.toy_task import small_experiment
 
 
@@ -101,36 +101,6 @@ def test_layouts_are_converted_once() -> None:
     assert conv_channels_last._to_nhwc(strided).data_ptr() == strided.data_ptr()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-@pytest.mark.parametrize(
-    ("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
-)
-def test_streams_on_cuda(dtype: torch.dtype, close: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What streams write side by side is what one convolution after the other gives, in every
-    precision: cuDNN writes into a given tensor in some of them only.
-    """
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    x, w = (
-        conv_channels_last._to_nhwc(draw(name, *shape).to("cuda", dtype))
-        for name, shape in (("x", (6, 8, 64, 16, 16)), ("w", (6, 64, 64, 3, 3)))
-    )
-    y = conv_per_client.convolve(x, w, (2, 2), (1, 1))
-    dy = conv_channels_last._to_nhwc(torch.ones_like(y))
-    dx, dw = (
-        conv_per_client.differentiate(dy, x, w, (2, 2), (1, 1), of_images)
-        for of_images in (True, False)
-    )
-    for client in range(6):
-        images, weights = x[client].double().requires_grad_(), w[client].double().requires_grad_()
-        expected = torch.conv2d(images, weights, None, 2, 1)
-        expected.sum().backward()
-        for ours, theirs in ((y, expected.detach()), (dx, images.grad), (dw, weights.grad)):
-            assert theirs is not None
-            torch.testing.assert_close(
-                ours[client].double(), theirs, rtol=close, atol=close * float(theirs.abs().max())
-            )
-
-
 def test_one_convolution_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where cuDNN would cut a grouped one into pieces: strides, and layers with many channels
     on both sides.
@@ -187,7 +157,7 @@ def test_only_compiled_steps_use_the_layout(fused: bool, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("case", ["max pooling", "batch norm", "dropout"])
 def test_convolutions_of_networks_are_replaced(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA, with the traced step in place of its graph. Group norm is not mapped over
-    this layout on a CPU; `remanence bench C` compares it on CUDA.
+    this layout on a CPU; the GPU suite compares it.
     """
     pytest.importorskip("triton", reason="Triton is not installed")
     seen: list[tuple[int, ...]] = []

@@ -228,11 +228,6 @@ def test_other_layers_are_left_to_torch(
     assert is_left_to_torch(draw(*images).to(dtype), draw(*filters).to(dtype), **settings)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_it_is_not_used_on_a_gpu() -> None:
-    assert is_left_to_torch(draw(2, 64, 16, 16).cuda(), draw(64, 64, 3, 3).cuda())
-
-
 # ----------------------------------------------------------------------------------------- in steps
 
 

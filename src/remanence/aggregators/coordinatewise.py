@@ -7,6 +7,7 @@ float32.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 
@@ -102,7 +103,8 @@ def weighted_median(values: Tensor, weights: Tensor) -> Tensor:
     tensor([2.])
     """
     ordered, order = values.sort(dim=0)
-    reached = weights[order].cumsum(dim=0)  # [k, c]
+    # [k, c]; on CUDA `cumsum` of floats is not deterministic
+    reached = torch.stack(list(itertools.accumulate(weights[order])))
     place = (reached < weights.sum() / 2).sum(dim=0).clamp(max=len(values) - 1)
     return ordered.gather(0, place.unsqueeze(0)).squeeze(0)
 

@@ -34,7 +34,7 @@ from remanence.training.task import TrainingTask
 
 
 @preserve_process_state()
-def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
+def check_engine(make_engine: Callable[[TrainingTask], Engine], device: str = "cpu") -> None:
     """Check that an engine trains and evaluates as `sequential` does.
 
     At any time step its results must equal those of `sequential`, its inputs must not change, and
@@ -45,14 +45,15 @@ def check_engine(make_engine: Callable[[TrainingTask], Engine]) -> None:
 
     Args:
         make_engine: Is called with a task. The engine is closed when it has been checked.
+        device: Of the tasks: "cpu" or "cuda".
 
     Raises:
         AssertionError: With a sentence that names the first problem and its cause.
     """
     for experiment in (
-        small_experiment(all_slots_part(), {"data.public": 8}),
-        small_experiment(all_slots_part(), EQUAL, module=batch_norm_net()),
-        drifting_experiment(all_slots_part(), 2),
+        small_experiment(all_slots_part(), {"data.public": 8, "device": device}),
+        small_experiment(all_slots_part(), EQUAL | {"device": device}, module=batch_norm_net()),
+        drifting_experiment(all_slots_part(), 2, {"device": device}),
     ):
         state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 1)
         # after one round, the clients and the server have a state
@@ -106,7 +107,8 @@ def _check_scores(
     if experiment.task.info.public_size:
         for some in (one, models):
             logits, wanted_logits = (
-                e.predict_logits(some, experiment.task.public) for e in (engine, sequential)
+                e.predict_logits(some, experiment.task.public.to(experiment.task.info.device))
+                for e in (engine, sequential)
             )
             distance = max_rel_diff({"": logits}, {"": wanted_logits})[1]
             assert distance <= TOLERANCE, (
