@@ -1,7 +1,7 @@
 """Compiled steps of LeNet and ResNet-18 on the GPU against `sequential` on the CPU, in float64.
 
 The methods of a network together fill every slot that a local step reads (`STEP_SLOTS`); FedBN
-needs norms, which LeNet does not have, and FedReg's five gradients a step would take minutes to
+needs norms, which LeNet does not have, and FedReg's three gradients a step would take minutes to
 compile in a ResNet. All clients have two full batches: one form of the step is compiled.
 """
 
@@ -25,6 +25,7 @@ STEP_SLOTS = (
     "loss_terms",
     "regularizers",
     "gradient",
+    "project",
     "transforms",
     "step_tracker",
     "phases",
@@ -41,7 +42,7 @@ COMPILED = {
         "scaffold+wsm",
         "fednova+fedprox(mu=0.1)",
         "fedreg(ascent=1)",
-        "moon",
+        "moon(projection=8)",
         "fedbabu+fedntd",
         HAST,
     ),
@@ -49,7 +50,7 @@ COMPILED = {
         "scaffold+wsm",
         "fednova+fedprox(mu=0.1)",
         "fedbn+tce",
-        "moon",
+        "moon(projection=8)",
         "fedbabu+fedntd",
         HAST,
     ),

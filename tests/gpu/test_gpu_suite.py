@@ -86,7 +86,7 @@ def test_compiled_methods_fill_every_slot_that_steps_read() -> None:
     }
     registered = {slot for name in PARTS for slot in filled(as_method(fast_config(name)).parts)}
     assert set(STEP_SLOTS) <= compiled
-    assert registered - OUTSIDE_STEPS == set(STEP_SLOTS)
+    assert registered - OUTSIDE_STEPS <= set(STEP_SLOTS)
     assert all(len(methods) == 6 for methods in COMPILED.values())
 
 
