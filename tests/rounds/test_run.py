@@ -27,7 +27,7 @@ from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.metrics.phase_decomposition import phase_decomposition
 from remanence.results.run import EXPERIMENT, METRICS, load
-from remanence.rounds.client_sampling import online_clients, sample_clients
+from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import start_run
 from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
@@ -253,7 +253,7 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
 
     for round in range(1, 20):
         key = Key(0).fold_in("round", round)
-        one, other_one = (sample_clients(e, online_clients(e, round, key), key) for e in (a, b))
+        one, other_one = (sample_clients(e, round, key) for e in (a, b))
         np.testing.assert_array_equal(one, other_one)
     np.testing.assert_array_equal(
         a.task.population.at(0).train.ids, b.task.population.at(0).train.ids
