@@ -17,6 +17,8 @@ from remanence.experiment.task_checks import has_batch_of_one
 if TYPE_CHECKING:
     from remanence.experiment.build import BuiltExperiment
 
+COUNTS_AT_A_TIME = 1 << 20  # label counts in memory
+
 
 def find_hints(experiment: BuiltExperiment) -> list[str]:
     """The sentences about an experiment; none for most."""
@@ -35,8 +37,11 @@ def count_one_class_clients(experiment: BuiltExperiment) -> int:
     first time step. 0 where the data are at real sites.
     """
     clients = np.arange(experiment.task.info.num_clients)
-    counts = experiment.client_stats(clients, 0).label_counts
-    return int(((counts > 0).sum(dim=1) == 1).sum())
+    some = max(1, COUNTS_AT_A_TIME // experiment.task.info.num_classes)
+    return sum(
+        int(((experiment.client_stats(part, 0).label_counts > 0).sum(dim=1) == 1).sum())
+        for part in np.split(clients, range(some, len(clients), some))
+    )
 
 
 def parts_needing_classes(experiment: BuiltExperiment) -> list[str]:
