@@ -68,12 +68,15 @@ def with_clients(method: str) -> Callable[[int], dict[str, Any]]:
 
 
 def with_parameters(parameters: int) -> dict[str, Any]:
-    """Two of ten clients, one after the other, with a network of about so many parameters."""
+    """Two of ten clients, one after the other, two steps each, with a network of about so many
+    parameters.
+    """
     return {
         "data.name": table(1_000),
         "clients.count": 10,
         "clients.sample": 2,
         "model": f"mlp(hidden={parameters // (FEATURES + 11)})",
+        "local.steps": 2,
         "engine": "sequential",
     }
 
@@ -113,7 +116,7 @@ class Sweep:
 CLIENTS = (100, 1_000, 10_000, 100_000, 1_000_000)
 SWEEPS = (
     Sweep("clients", "fedavg", with_clients("fedavg"), CLIENTS, (100, 300)),
-    Sweep("clients", "scaffold", with_clients("scaffold"), CLIENTS, (100, 300)),
+    Sweep("clients", "scaffold", with_clients("scaffold"), CLIENTS, ()),
     Sweep("parameters", "fedavg", with_parameters, [10**n for n in range(4, 9)], (2_000, 4_000)),
     Sweep("classes", "fedavg", with_classes, (10, 32, 100, 316, 1_000), (10, 20)),
     Sweep("runs in one stack", "fedavg", with_runs, (1, 2, 4, 8, 16, 32, 64), (1, 2)),
@@ -231,7 +234,7 @@ def draw(points: Sequence[Point], file: Path) -> None:
     titles = list(dict.fromkeys(point.of for point in points))
     style: Any = STYLE | {"font.family": choose_fonts()}
     with rc_context(style):
-        figure = Figure(figsize=(PAGE, 3.8), layout="constrained")
+        figure = Figure(figsize=(1.5 * PAGE, 4.6), layout="constrained")
         panels = figure.subplots(2, len(titles), squeeze=False)
         for row, (name, label) in enumerate((("seconds", "seconds a round"), ("peak", "peak, MB"))):
             for column, title in enumerate(titles):
@@ -249,6 +252,7 @@ def draw(points: Sequence[Point], file: Path) -> None:
                     )
                 panel.grid(True, which="major")
                 panel.legend(title="exponent", frameon=False)
+                panel.minorticks_off()
                 panel.spines[["top", "right"]].set_visible(False)
                 panel.set(xlabel=title if row else "", ylabel="" if column else label)
         figure.savefig(file, dpi=200, metadata={"Title": "How a run grows"})
