@@ -37,7 +37,7 @@ from remanence.rounds.loop import start_run
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import plan_grid, start_comparison
 
-FEATURES, TEST = 32, 2_000
+FEATURES = 32
 PLAIN: dict[str, Any] = {
     "data.partition": "iid",
     "data.validation": 0,
@@ -47,12 +47,11 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def table(examples: int, classes: int = 10) -> str:
-    """A synthetic table with so many training examples."""
-    samples = examples + TEST
+def table(train: int, test: int = 2_000, classes: int = 10) -> str:
+    """A synthetic table with so many training and test examples."""
+    share = test / (train + test)
     return (
-        f"synthetic(samples={samples}, classes={classes}, features={FEATURES},"
-        f" test={TEST / samples!r})"
+        f"synthetic(samples={train + test}, classes={classes}, features={FEATURES}, test={share!r})"
     )
 
 
@@ -68,14 +67,15 @@ def with_clients(method: str) -> Callable[[int], dict[str, Any]]:
 
 
 def with_parameters(parameters: int) -> dict[str, Any]:
-    """Two of ten clients, one after the other, two steps each, with a network of about so many
-    parameters.
+    """Two of ten clients, one after the other, two steps each, with a network of so many parameters
+    in two layers. There are 200 test examples, on which it is evaluated after each round.
     """
+    width = round(math.sqrt(parameters + 21.5**2) - 21.5)
     return {
-        "data.name": table(1_000),
+        "data.name": table(1_000, 200),
         "clients.count": 10,
         "clients.sample": 2,
-        "model": f"mlp(hidden={parameters // (FEATURES + 11)})",
+        "model": f"mlp(hidden='{width},{width}')",
         "local.steps": 2,
         "engine": "sequential",
     }
@@ -84,7 +84,7 @@ def with_parameters(parameters: int) -> dict[str, Any]:
 def with_classes(classes: int) -> dict[str, Any]:
     """Ten of 100 clients, 200 examples each, and so many classes."""
     return {
-        "data.name": table(20_000, classes),
+        "data.name": table(20_000, classes=classes),
         "clients.count": 100,
         "clients.sample": 10,
         "model": "mlp(hidden=64)",
@@ -232,7 +232,7 @@ def draw(points: Sequence[Point], file: Path) -> None:
     from remanence.report.to_matplotlib import PAGE, STYLE, choose_fonts
 
     titles = list(dict.fromkeys(point.of for point in points))
-    style: Any = STYLE | {"font.family": choose_fonts()}
+    style: Any = STYLE | {"font.family": choose_fonts(), "text.parse_math": True}
     with rc_context(style):
         figure = Figure(figsize=(1.5 * PAGE, 4.6), layout="constrained")
         panels = figure.subplots(2, len(titles), squeeze=False)
@@ -253,6 +253,8 @@ def draw(points: Sequence[Point], file: Path) -> None:
                 panel.grid(True, which="major")
                 panel.legend(title="exponent", frameon=False)
                 panel.minorticks_off()
+                low, high = np.log10(panel.get_ylim())
+                panel.set_ylim(10.0 ** math.floor(low), 10.0 ** math.ceil(high))  # whole decades
                 panel.spines[["top", "right"]].set_visible(False)
                 panel.set(xlabel=title if row else "", ylabel="" if column else label)
         figure.savefig(file, dpi=200, metadata={"Title": "How a run grows"})

@@ -110,8 +110,8 @@ class DecentralizedRound:
     ) -> tuple[np.ndarray, np.ndarray]:
         """The clients that are online, and those that take part. -> [K] bool, [K] bool"""
         clients = np.arange(self.experiment.task.info.num_clients)
-        sampled = np.isin(clients, sample_clients(self.experiment, round, key))
         online = online_clients(self.experiment, clients, round, key)
+        sampled = online & np.isin(clients, sample_clients(self.experiment, round, key))
         return online, sampled & ~client_models.early_stopped.numpy()
 
     def _begin(self, state: RunState, time_step: int) -> tuple[RunState, list[Rejection], bool]:
