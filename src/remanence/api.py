@@ -22,6 +22,7 @@ from remanence.config import (
 )
 from remanence.core.compose import describe
 from remanence.core.errors import InputError, LearnedNothing
+from remanence.core.expressions import split_top_level
 from remanence.core.files import folder_name
 from remanence.core.progress import make_progress
 from remanence.core.safe_path import SafePath
@@ -105,7 +106,7 @@ def compare(
     """Compare methods on the same data with the same sampled clients.
 
     Args:
-        methods: The methods, as a list or as text separated by semicolons.
+        methods: The methods, as a list, or as text separated by commas or semicolons.
         experiment: An experiment file, or nested dictionaries like one.
         seeds: Number of seeds (0, 1, ...), or a list of seeds.
         grid: Values of settings to try, by flag or dotted key: `{"lr": [0.1, 0.05]}`.
@@ -221,7 +222,12 @@ def _plan_points(
 ) -> list[GridPoint]:
     """Plan the runs of a comparison; the arguments are those of `compare`."""
     names = (
-        [name.strip() for name in methods.split(";") if name.strip()]
+        [
+            name.strip()
+            for part in methods.split(";")
+            for name in split_top_level(part)
+            if name.strip()
+        ]
         if isinstance(methods, str)
         else list(methods)
     )

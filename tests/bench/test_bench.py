@@ -71,7 +71,7 @@ def tiny_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(JOBS, "H", replace(tiny("H"), rounds=2, smaller={"clients.count": 3}))
     # a compiler takes half a minute
     monkeypatch.setattr(baselines, "compiler_works", lambda device: False)
-    monkeypatch.setattr(runner, "choose_engine", lambda task, job, rounds: STACKED)
+    monkeypatch.setattr(runner, "choose_engine", lambda task, job, workload: STACKED)
 
 
 @pytest.mark.parametrize("name", ["A", "B", "B2", "D", "E"])
@@ -202,7 +202,7 @@ def test_a_job_leaves_the_threads_to_the_next_one(
 ) -> None:
     """The engine chosen for a job may take one thread; the plain loop of the next takes all."""
 
-    def choose(task: Any, work: Any, rounds: int) -> EngineChoice:
+    def choose(task: Any, work: Any, workload: Any) -> EngineChoice:
         assert torch.get_num_threads() == 2
         torch.set_num_threads(1)
         return STACKED

@@ -304,6 +304,32 @@ def test_runs_without_a_folder_get_one_with_the_date(tmp_path: Path) -> None:
     assert (second / "report.html").exists()
 
 
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ["fedavg, fedprox(mu=0.1)"],
+        ["fedavg; fedprox(mu=0.1)"],
+        ["fedavg", "fedprox(mu=0.1)"],
+    ],
+)
+def test_methods_are_a_list_or_a_repeated_option(tmp_path: Path, methods: list[str]) -> None:
+    named = [word for method in methods for word in ("--methods", method)]
+    out = tmp_path / "c"
+    done = forked("compare", *named, *QUICK, "--out", str(out), "--json")
+    assert done.returncode == 0, done.stderr
+    runs = {path.name for path in (out / "runs").iterdir()}
+    assert runs == {"fedavg-seed0", "fedprox-mu=0.1-seed0"}
+
+
+def test_a_comparison_with_an_estimate_can_be_resumed(tmp_path: Path) -> None:
+    out = str(tmp_path / "c")
+    automatic = [*QUICK[:-1], "auto"]
+    made = forked("compare", "--methods", "fedavg", *automatic, "--out", out)
+    assert re.search(r"engine .* about \d+ s of local training in all", made.stderr), made.stderr
+    done = forked("resume", out)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_demo_compares_four_methods(tmp_path: Path) -> None:
     done = forked("demo", "--rounds", "1", "--out", str(tmp_path / "demo"), "--json")
     assert done.returncode == 0, done.stderr

@@ -76,6 +76,7 @@ FILLINGS: dict[str, Any] = {
     "loss": say("loss"),
     "gradient": say("gradient"),
     "optimizer": Optimizer("mine", {"lr": 0.1}, say("init"), say("step")),
+    "project": say("project"),
     "client_weights": say("client_weights"),
     "aggregate": Aggregate(say("partial"), say("finish")),
     "server_update": say("server_update"),

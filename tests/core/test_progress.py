@@ -12,6 +12,7 @@ from remanence.core.progress import (
     LogProgress,
     NullProgress,
     SharedProgress,
+    TimeLeft,
     describe_round,
     duration,
     make_progress,
@@ -97,12 +98,40 @@ def test_the_time_left_counts_rounds_since_the_start_only(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Resumed after 80 of 100: one round took 3 s, so the 19 left take 57 s."""
+    shown = LogProgress()
     clock = iter([1000.0, 1003.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
-    shown = LogProgress()
     shown.start("wsm", 80, 100)
     shown.round(line(81, 0.5))
     assert capsys.readouterr().err == "wsm: round 81/100, accuracy 50.0%, 57 s left\n"
+
+
+def test_rounds_in_which_something_is_prepared_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Round 1 compiles for 70 s, rounds 2 and 4 take 1 and 3 s, and round 3 captures for 9."""
+    clock = iter([0.0, 70.0, 71.0, 80.0, 83.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    left, shown = TimeLeft(0, 104), []
+    for number in range(1, 5):
+        if number in (1, 3):
+            left.prepare()
+        shown.append(left.round(number))
+    assert shown == ["", "1 min 42 s left", "1 min 41 s left", "3 min 20 s left"]
+
+
+def test_a_line_without_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = LogProgress()
+    shown.start("fedavg", 0, 3)
+    shown.prepare("compiling")
+    shown.prepare("compiling")  # shown once
+    shown.prepare("")
+    shown.round(line(1, 0.5))
+    shown.round(line(2, 0.5))
+    compiling, first, second = capsys.readouterr().err.splitlines()
+    assert compiling == "compiling"
+    assert first == "fedavg: round 1/3, accuracy 50.0%"
+    assert second.endswith("accuracy 50.0%, 1 s left")
 
 
 def test_a_second_run_starts_afresh(capsys: pytest.CaptureFixture[str]) -> None:

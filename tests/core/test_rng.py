@@ -137,6 +137,13 @@ def test_a_permutation_holds_every_number_once(value: int, count: int) -> None:
     assert sorted(Key(value).permutation(count).tolist()) == list(range(count))
 
 
+@given(any_value, st.integers(0, 40), st.integers(0, 5))
+def test_a_permutation_on_the_device_is_that_of_the_host(value: int, count: int, rest: int) -> None:
+    found = rng.permutation(Key(value).tensor(), count + rest, torch.tensor(count)).tolist()
+    assert found[:count] == Key(value).permutation(count).tolist()
+    assert sorted(found[count:]) == list(range(count, count + rest))
+
+
 def test_every_order_is_equally_likely() -> None:
     """6 orders of 3; 6000 draws give 1000 each, deviation sqrt(6000 * 1/6 * 5/6) = 29."""
     orders = [tuple(Key(0).fold_in(i).permutation(3).tolist()) for i in range(6000)]
@@ -188,5 +195,6 @@ def test_a_stack_of_keys_draws_what_each_would() -> None:
         lambda key: rng.bits(key, (2, 3)),
         lambda key: rng.uniform(key, (4,), torch.float64),
         lambda key: rng.normal(rng.fold_in(key, "noise"), (4,)),
+        lambda key: rng.permutation(key, 7, key % 5 + 1),
     ):
         assert torch.equal(vmap(draw)(stack), torch.stack([draw(key) for key in stack]))

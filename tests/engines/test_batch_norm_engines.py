@@ -18,6 +18,7 @@ from remanence.core.errors import InputError
 from remanence.core.progress import NullProgress
 from remanence.data.population import ClientData, PartitionIndices
 from remanence.engines.autotune import choose_engine, choose_execution
+from remanence.engines.cost import Workload
 from remanence.engines.sequential import SequentialEngine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment
@@ -74,7 +75,8 @@ def test_auto_takes_loop_for_padded_batch_norm_and_says_so(tmp_path: Path) -> No
     run = start_run(config, tmp_path / "run", module=module, progress=listener)
     assert run.config.engine == "sequential"
     assert "batch norm with clients of different sizes cannot be stacked" in run.metadata["engine"]
-    assert listener.said == [f"engine {run.metadata['engine']}"]
+    (said,) = listener.said
+    assert said == f"engine {run.metadata['engine']}; about 1 s of local training in all"
 
 
 def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
@@ -146,7 +148,8 @@ def test_clients_are_stacked_whose_trial_alone_would_need_padding() -> None:
     experiment = with_clients(small, [4, 6])
     work = make_work(experiment, first_state(experiment), 1)
     ticks = itertools.count()
-    choice = choose_execution(experiment.task, work, 64, 1, 1, lambda: float(next(ticks)))
+    choice = choose_execution(experiment.task, work, 64, lambda: float(next(ticks)), Workload())
     assert choice.name == "vectorized"
-    assert "eager 500.00" in choice.reason  # one second for two steps
+    # one second for three steps: one of the smaller client, two of the other
+    assert "vectorized 333.33" in choice.reason
     assert "vectorized" in choose_engine(experiment.task, work, workers=1).reason

@@ -23,6 +23,7 @@ from remanence.core.types import ModelState, Reply
 from remanence.engines import captured_steps
 from remanence.engines.autotune import choose_engine, choose_execution
 from remanence.engines.captured_steps import choose_sizes, round_up
+from remanence.engines.cost import Workload
 from remanence.engines.memory import gpu_memory_text
 from remanence.engines.run_slices import RunSlice
 from remanence.engines.sequential import SequentialEngine
@@ -371,12 +372,14 @@ def test_the_execution_of_steps_is_measured(
 ) -> None:
     experiment = small_experiment("fedavg")
     job = make_work(experiment, first_state(experiment), 1)
-    choice = choose_execution(experiment.task, job, 64, rounds, 1, Clock(monkeypatch, seconds))
+    workload, clock = Workload(rounds), Clock(monkeypatch, seconds)
+    choice = choose_execution(experiment.task, job, 64, clock, workload)
     assert (choice.name, choice.execution) == ("vectorized", steps)
-    # a trial has 8 steps, so 2 seconds are 250 milliseconds a step
+    # each client makes 8 steps in a trial, so 2 seconds are 250 milliseconds a step of all
+    each = 1000 / 8 / len(job.clients)
     assert (
-        f"steps {steps}: milliseconds a step of all of them: eager"
-        f" {1000 * seconds['eager'] / 8:.2f}, captured"
+        f"milliseconds a local step of one client: vectorized {each * seconds['eager']:.2f},"
+        f" vectorized captured {each * seconds['captured']:.2f}"
     ) in choice.reason
     engine = make_engine(choice.name, experiment.task, execution=choice.execution)
     assert isinstance(engine, VectorizedEngine)
@@ -393,13 +396,11 @@ def test_the_choice_says_why_steps_cannot_be_captured(monkeypatch: pytest.Monkey
         experiment.task,
         make_work(experiment, first_state(experiment), 1),
         64,
-        1,
-        1,
         iter(range(99)).__next__,
+        Workload(),
     )
     assert choice.execution == "eager"
-    # a second for 8 steps
-    assert choice.reason.endswith("eager 125.00; steps could not be captured (no such operation)")
+    assert choice.reason.endswith("; steps could not be captured (no such operation)")
 
 
 def test_eager_steps_are_a_choice_even_where_they_are_degraded(
@@ -414,7 +415,8 @@ def test_eager_steps_are_a_choice_even_where_they_are_degraded(
     monkeypatch.setattr(VectorizedEngine, "train", without_kernels)
     experiment = small_experiment("fedavg")
     job = make_work(experiment, first_state(experiment), 1)
-    choice = choose_execution(experiment.task, job, 64, 10_000, 1, iter(range(99)).__next__)
+    clock = iter(range(99)).__next__
+    choice = choose_execution(experiment.task, job, 64, clock, Workload(10_000))
     assert choice.execution == "eager"
     assert choice.reason.endswith("; convolutions are left to torch (no C compiler)")
 
@@ -424,9 +426,11 @@ def test_a_short_run_on_a_cpu_captures_nothing(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(captured_steps, "TracedFunction", None)
     assert (
         choose_engine(
-            experiment.task, make_work(experiment, first_state(experiment), 1), rounds=3
+            experiment.task,
+            make_work(experiment, first_state(experiment), 1),
+            workload=Workload(3),
         ).execution
-        == "auto"
+        == "eager"
     )
 
 

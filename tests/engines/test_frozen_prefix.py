@@ -151,6 +151,7 @@ def test_which_parts_read_the_inputs() -> None:
     assert not looks(fedprox(mu=0.1) + tce())
     assert looks("fedavg", **{"data.augment": ("flip",)})
     assert looks("fedreg")
+    assert looks(Part("projects", project=lambda params, batch, ops, ctx: params))
     assert looks("centralized")
     assert looks(
         Part("curious", loss_terms=(lambda out, batch, ops, ctx: batch.x.flatten(1).sum(dim=1),))

@@ -15,6 +15,7 @@ from engines.toys import (
     heavy_server,
     look_ahead,
     loss_weighted,
+    near,
     own_norms,
     private,
     refined,
@@ -25,7 +26,8 @@ from torch import Tensor, nn
 from remanence.core import pytree
 from remanence.core.engine import ClientWork
 from remanence.core.errors import AggregationFailed, InputError
-from remanence.core.slots import Method, Part
+from remanence.core.pytree import Params
+from remanence.core.slots import Method, Part, StepTracker
 from remanence.core.types import Reply
 from remanence.data.batches import plan_batches
 from remanence.engines.client_plan import plan_phase
@@ -318,6 +320,37 @@ def test_a_gradient_rule_by_hand() -> None:
             for (name, _), w, g in zip(module.named_parameters(), old, second, strict=True)
         }
         assert max_rel_diff(pytree.take(replies.params, place), wanted)[1] < 1e-13
+
+
+def test_a_projection_is_where_the_next_step_starts() -> None:
+    """Steps of any size end on the ball of radius 0.05, and what follows the optimizer, such as a
+    tracker, sees the models on it.
+    """
+    longest = StepTracker(
+        lambda ctx, ops: {"longest": torch.zeros((), dtype=ctx.info.dtype)},
+        lambda seen, before, after, batch, ops, ctx: {
+            "longest": torch.maximum(seen["longest"], length_of(after.params, ctx.start.params))
+        },
+    )
+    watch = Part(
+        "watch",
+        step_tracker=longest,
+        on_client_end=lambda ctx, trained, ops: ({}, dict(ctx.tracker_state)),
+        payload=lambda start, info: {"longest": torch.zeros((), dtype=info.dtype)},
+    )
+    experiment = small_experiment(
+        near() + watch, EQUAL | {"local.steps": 3, "local.optimizer": "sgd(lr=1, momentum=0.9)"}
+    )
+    job, replies, _ = play_by_hand(experiment)
+    for place in range(replies.num_clients):
+        end = length_of(pytree.take(replies.params, place), job.start.params)
+        assert float(end) == pytest.approx(0.05, rel=1e-12)
+    assert replies.payload["watch"]["longest"].tolist() == pytest.approx([0.05] * 4, rel=1e-12)
+
+
+def length_of(params: Params, start: Params) -> Tensor:
+    """The distance of a model from another."""
+    return torch.sqrt(pytree.squared_norm(pytree.sub(params, start)))
 
 
 def test_transforms_run_by_stage_and_draw_from_the_key() -> None:

@@ -251,6 +251,19 @@ def private(*, sigma: float = 0.01, bound: float = 0.1) -> Part:
     )
 
 
+@part
+def near(*, radius: float = 0.05) -> Part:
+    """After every step back into a ball around the received model: project."""
+
+    def into_ball(params: Params, batch: Batch, ops: ClientOps, ctx: Context) -> Params:
+        start = pytree.select_keys(ctx.start.params, params)
+        away = pytree.sub(params, start)
+        length = torch.sqrt(pytree.squared_norm(away)).clamp(min=1e-12)
+        return pytree.axpy(torch.clamp(ctx.hyper["radius"] / length, max=1.0), away, start)
+
+    return Part("near", hyper={"radius": radius}, project=into_ball)
+
+
 TOYS: dict[str, Callable[[], Part | Method]] = {
     "control_variates": control_variates,
     "loss_weighted": loss_weighted,
@@ -263,6 +276,7 @@ TOYS: dict[str, Callable[[], Part | Method]] = {
     "heavy_server": heavy_server,
     "signed": signed,
     "private": private,
+    "near": near,
     "many at once": lambda: (
         control_variates()
         + loss_weighted()

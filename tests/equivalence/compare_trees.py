@@ -64,9 +64,10 @@ METRICS: tuple[tuple[str, str], ...] = (
 # columns of metrics.jsonl that the base does not have
 ADDED = re.compile(r"(^|/)metrics/\d+/(unmoved|learned)$")
 # jobs and columns that were wrong in the base: bytes_up counts the late replies of a round too, and
-# none of clients that declined
+# none of clients that declined; fedreg projects what its authors' program does
 CORRECTED = re.compile(
     r"setting~(over_selection|speeds|stale)~\w+\.safetensors metrics/\d+/bytes_up"
+    r"|(part|drift)~fedreg~\w+\.safetensors .*"
 )
 
 

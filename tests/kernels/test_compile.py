@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -63,3 +67,38 @@ def test_a_graph_is_compiled_once_for_each_layout() -> None:
             assert torch.equal(more, now + 1)
             assert len(calls) == (1 if times < 3 else 2)
     assert torch.equal(total, 6 * x + 4 * x.t())
+
+
+COMPILES = """
+import torch
+from torch._dynamo.utils import counters
+from remanence.kernels.compile import call_compiled, compile_graph
+from remanence.kernels.torch_internals import make_fx
+from remanence.kernels.winograd import convolve_tiles
+
+def step(x, w):
+    return [convolve_tiles(x, w, 1).relu() + 1]  # an operation of our own, compiled by itself
+
+x, w = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3)
+(y,) = compile_graph(make_fx(step)(x, w))(x, w)
+found = counters["inductor"]
+print(y.sum().item(), found["fxgraph_cache_hit"], found["fxgraph_cache_miss"])
+"""
+
+
+def test_another_process_finds_what_was_compiled(tmp_path: Path) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def compile() -> list[str]:
+        process = subprocess.run(
+            [sys.executable, "-c", COMPILES],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return process.stdout.split()
+
+    first, second = compile(), compile()
+    assert first[1:] == ["0", "2"]
+    assert second == [first[0], "2", "0"]

@@ -99,8 +99,6 @@ LEARNING: dict[str, Any] = {
     "rounds": 30,
     "quiet": True,
 }
-# fedreg takes 14 gradients a step, so its run is shorter and is compared with one as short
-SPECIAL: dict[str, dict[str, Any]] = {"fedreg": {"rounds": 12}}
 
 
 @pytest.mark.slow
@@ -118,14 +116,13 @@ def test_every_method_learns(name: str) -> None:
     def accuracy(method: str) -> float:
         ends = []
         for seed in range(2):
-            more = SPECIAL.get(name, {})
             run = rem.run(
                 method=method,
                 seed=seed,
                 engine="sequential",
                 public=100,
                 set={"threads": 1},
-                **LEARNING | more,
+                **LEARNING,
             )
             ends += run.curve()[1][-5:]
         return sum(ends) / len(ends)

@@ -306,6 +306,16 @@ def test_what_would_let_a_row_be_felt_is_refused(method: str, words: str) -> Non
         small_experiment(parse_method(method, PARTS))
 
 
+def test_a_change_after_the_noise_is_refused() -> None:
+    """It would read examples that nothing protects."""
+    late = Part("late", project=lambda params, batch, ops, ctx: ops.grad(params, batch))
+    with pytest.raises(
+        InputError,
+        match="dp_sgd and late cannot be combined: late changes the model after the noise is added",
+    ):
+        small_experiment(late + dp_sgd())
+
+
 def test_batch_norm_is_refused_unless_it_is_frozen() -> None:
     with pytest.raises(
         InputError,

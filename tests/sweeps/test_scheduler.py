@@ -101,6 +101,7 @@ class Recorder:
     def log(self, text: str) -> None:
         self.calls.append(("say", text))
 
+    def prepare(self, text: str) -> None: ...
     def finish(self) -> None:
         self.calls.append("finish")
 

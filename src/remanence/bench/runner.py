@@ -33,6 +33,7 @@ from remanence.core.process_state import preserve_process_state
 from remanence.core.signals import sigterm_as_interrupt
 from remanence.core.types import ModelState, Reply
 from remanence.engines.autotune import EngineChoice, choose_engine
+from remanence.engines.cost import Workload
 from remanence.engines.run_slices import RunWork
 from remanence.engines.table import make_engine
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
@@ -182,7 +183,7 @@ def describe(
 
 
 def start_engine(experiment: BuiltExperiment, work: ClientWork) -> tuple[EngineChoice, Engine]:
-    choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
+    choice = choose_engine(experiment.task, work, workload=Workload(LONG_RUN))
     return choice, make_engine(
         choice.name, experiment.task, choice.stack, execution=choice.execution
     )
@@ -287,7 +288,7 @@ def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> 
     prepared = [prepare(job, device, precision, {"seed": seed}) for seed in range(job.seeds)]
     experiment, _, work = prepared[0]
     works = [RunWork(each.task, one) for each, _, one in prepared]
-    choice = choose_engine(experiment.task, work, rounds=LONG_RUN)
+    choice = choose_engine(experiment.task, work, workload=Workload(LONG_RUN))
     with contextlib.closing(
         VectorizedEngine(experiment.task, MAX_STACK["cuda"], choice.execution)
     ) as engine:  # on a CPU too

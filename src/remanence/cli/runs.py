@@ -67,9 +67,11 @@ def compare(
     experiment: ExperimentFile = None,
     *,
     methods: Annotated[
-        str,
+        list[str],
         typer.Option(
-            "--methods", help='Methods, separated by semicolons, such as "fedavg; fedavg+wsm".'
+            "--methods",
+            help='Methods, separated by commas or semicolons, such as "fedavg, fedavg+wsm". May be'
+            " repeated.",
         ),
     ],
     out: OutFolder = None,
@@ -108,7 +110,7 @@ def compare(
     from remanence import api
 
     done = api.compare(
-        methods,
+        ";".join(methods),
         experiment=base,
         set=changes,
         seeds=_parse_seeds(seeds),

@@ -37,6 +37,7 @@ EXCLUSIVE_SLOTS = {
     "loss": "loss",
     "gradient": "computation of the gradient",
     "optimizer": "local optimizer",
+    "project": "projection of the parameters",
     "client_weights": "weights of the clients",
     "aggregate": "aggregation of replies",
     "server_update": "server's optimizer",
@@ -85,6 +86,7 @@ SLOTS_WITH_SEVERAL = ("loss_terms", "regularizers", "transforms")
 FUNCTION_SLOTS = (
     "loss",
     "gradient",
+    "project",
     "client_weights",
     "server_update",
     "server_train",

@@ -42,8 +42,11 @@ class Context(NamedTuple):
 
 
 class Grad(Protocol):
-    """The gradient of the whole objective at `params`, with respect to them or to the inputs;
-    the batch may have soft targets.
+    """The gradient of the whole objective at `params`, with respect to them; the batch may have
+    soft targets.
+
+    With respect to the inputs (`wrt="inputs"`) it is that of the model in evaluation mode, in which
+    an example's loss depends on no other example.
     """
 
     def __call__(self, params: Params, batch: Batch, wrt: str = "params") -> Any: ...

@@ -15,6 +15,7 @@ class Progress(Protocol):
     def round(self, line: dict[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
+    def prepare(self, text: str) -> None: ...
     def finish(self) -> None: ...
 
 
@@ -25,7 +26,38 @@ class NullProgress:
     def round(self, line: dict[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
+    def prepare(self, text: str) -> None: ...
     def finish(self) -> None: ...
+
+
+class TimeLeft:
+    """Estimates the time left from the rounds in which nothing was prepared.
+
+    Args:
+        done: The last round before the first one.
+        total: The number of rounds.
+    """
+
+    def __init__(self, done: int, total: int):
+        self.total, self.last, self.since = total, done, time.monotonic()
+        self.rounds, self.seconds, self.prepared = 0, 0.0, False
+
+    def prepare(self) -> None:
+        """Leave the current round out."""
+        self.prepared = True
+
+    def round(self, number: int) -> str:
+        """What to show after a round; nothing as long as there is no estimate."""
+        now = time.monotonic()
+        if not self.prepared:
+            self.rounds, self.seconds = (
+                self.rounds + number - self.last,
+                self.seconds + now - self.since,
+            )
+        self.last, self.since, self.prepared = number, now, False
+        if not self.rounds:
+            return ""
+        return f"{duration(self.seconds / self.rounds * (self.total - number))} left"
 
 
 class LogProgress:
@@ -33,19 +65,13 @@ class LogProgress:
 
     def __init__(self) -> None:
         self.noted: set[str] = set()
-        self.title, self.total, self.begin, self.first, self.shown = "", 0, 0.0, 0, -1
+        self.title, self.total, self.shown, self.left = "", 0, -1, TimeLeft(0, 0)
 
     def start(self, title: str, done: int, total: int) -> None:
-        self.title, self.total, self.begin, self.first, self.shown = (
-            title,
-            total,
-            time.monotonic(),
-            done,
-            -1,
-        )
+        self.title, self.total, self.shown, self.left = title, total, -1, TimeLeft(done, total)
 
     def round(self, line: dict[str, Any]) -> None:
-        number = line["round"]
+        number, left = line["round"], self.left.round(line["round"])
         twentieth = number * 20 // self.total
         if (
             twentieth == self.shown
@@ -56,10 +82,9 @@ class LogProgress:
         ):
             return
         self.shown = twentieth
-        left = (time.monotonic() - self.begin) / max(1, number - self.first) * (self.total - number)
         self.log(
-            f"{self.title}: round {number}/{self.total}{describe_round(line)},"
-            f" {duration(left)} left"
+            f"{self.title}: round {number}/{self.total}{describe_round(line)}"
+            + (f", {left}" if left else "")
         )
 
     def log(self, text: str) -> None:
@@ -70,6 +95,12 @@ class LogProgress:
         if text not in self.noted:
             self.noted.add(text)
             self.log(text)
+
+    def prepare(self, text: str) -> None:
+        """Something is prepared, which takes time in this round only."""
+        self.left.prepare()
+        if text:
+            self.note(text)
 
     def finish(self) -> None: ...
 
@@ -84,9 +115,10 @@ class BarProgress:
         self.bar: Any = None
         self.task: Any = None
         self.noted: set[str] = set()
+        self.left = TimeLeft(0, 0)
 
     def start(self, title: str, done: int, total: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
         columns = (
@@ -94,10 +126,11 @@ class BarProgress:
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}", markup=False),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}", markup=False),
         )
         self.bar = RichProgress(*columns, console=self.console)
-        self.task = self.bar.add_task(title, total=total, completed=done, state="")
+        self.task = self.bar.add_task(title, total=total, completed=done, state="", left="")
+        self.left = TimeLeft(done, total)
         self.bar.start()
 
     def round(self, line: dict[str, Any]) -> None:
@@ -106,7 +139,8 @@ class BarProgress:
             if line["accuracy"] is not None
             else {}
         )
-        self.bar.update(self.task, completed=line["round"], **changes)
+        left = self.left.round(line["round"])
+        self.bar.update(self.task, completed=line["round"], left=left, **changes)
         for rejection in line["rejected"]:
             self.log(
                 f"round {line['round']}: client {rejection['client']} rejected"
@@ -126,6 +160,12 @@ class BarProgress:
         if text not in self.noted:
             self.noted.add(text)
             self.log(text)
+
+    def prepare(self, text: str) -> None:
+        """Something is prepared, which takes time in this round only."""
+        self.left.prepare()
+        if text:
+            self.note(text)
 
     def finish(self) -> None:
         if self.bar is not None:
@@ -170,6 +210,10 @@ class RunProgress:
 
     def note(self, text: str) -> None:
         self.shared.progress.note(text)
+
+    def prepare(self, text: str) -> None:
+        if self.leads:
+            self.shared.progress.prepare(text)
 
     def finish(self) -> None:
         if self.leads:

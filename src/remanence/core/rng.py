@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
+_LARGEST = (1 << 63) - 1  # int64
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX1 = 0xBF58476D1CE4E5B9
 _MIX2 = 0x94D049BB133111EB
@@ -171,3 +172,11 @@ def normal(key: Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32
     radius = uniform(fold_in(key, "radius"), shape, torch.float64)
     angle = uniform(fold_in(key, "angle"), shape, torch.float64)
     return (torch.sqrt(-2.0 * torch.log1p(-radius)) * torch.cos(2.0 * math.pi * angle)).to(dtype)
+
+
+def permutation(key: Tensor, length: int, count: Tensor) -> Tensor:
+    """`Key.permutation(count)`, followed by the other numbers below `length` in any order."""
+    # signed numbers have the order of unsigned ones once their first bit is flipped
+    words = bits(key, (length,)) ^ _signed(1 << 63)
+    place = torch.arange(length, device=key.device)
+    return torch.argsort(torch.where(place < count, words, torch.full_like(words, _LARGEST)))

@@ -41,6 +41,9 @@ Regularizer = Callable[[Params, Context], Tensor]
 
 Gradient = Callable[[Params, Batch, ClientOps, Context], Params]
 
+# (params after the optimizer's step, ...) -> those that the next step starts from
+Project = Callable[[Params, Batch, ClientOps, Context], Params]
+
 # -> client_state, payload; before the first local step. The returned entries replace those of the
 # client's state; names that `Part.client_state` does not have are dropped at the end of the round
 OnClientStart = Callable[[Context, ClientOps], tuple[Tree, Tree]]
@@ -198,6 +201,7 @@ class Part:
     loss: Loss | None = None
     gradient: Gradient | None = None
     optimizer: Optimizer | None = None
+    project: Project | None = None
     client_weights: ClientWeights | None = None
     aggregate: Aggregate | None = None
     server_update: ServerUpdate | None = None

@@ -4,8 +4,8 @@ Read first `core/engine.py` (the protocol), `sequential.py` (the reference for a
 `table.py` (all engines by name). `docs/engines.md` explains the decisions.
 
 All engines: `base` (defaults of the protocol), `client_plan` (contexts, keys, batches, replies),
-`evaluation` (groups and counters), `packing` (trees for another process), `memory`, `autotune`
-(engine "auto").
+`evaluation` (groups and counters), `packing` (trees for another process), `memory`, `autotune` and
+`cost` (engine "auto").
 
 `vectorized`: `vectorized` (how a stack trains), `stack_eval` (how it is evaluated), `run_slices`
 (what it consists of), `vector_steps` (its steps), `captured_steps` (captured steps), `stack_checks`

@@ -175,6 +175,7 @@ def inputs_only_feed_model(task: TrainingTask) -> bool:
         task.train.augment
         or method.hooks("loss_terms")
         or method.hook("gradient")
+        or method.hook("project")
         or method.trackers("step")
     )
 

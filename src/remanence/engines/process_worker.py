@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remanence.core import preparation
 from remanence.core.engine import ClientWork, ConfusionCounts, PairCounts
 from remanence.core.types import ModelState, Reply
 from remanence.engines.memory import disable_malloc_trim
@@ -41,7 +42,11 @@ def serve(
     torch.set_num_threads(1)
     disable_malloc_trim()
     worker = _Worker(task, stack, execution)
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+    preparation.remove_listeners()  # the parent's
+    with (
+        contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError),
+        preparation.listening(lambda text: pipe.send(("preparing", text))),
+    ):
         while True:
             kind, *arguments = pipe.recv()
             try:

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from remanence.core.errors import RunFailed, first_line
+from remanence.core.preparation import announce
 
 log = logging.getLogger("remanence")
 # Workers that may die at the same work before the run fails: the machine has too little memory.
@@ -100,6 +101,10 @@ class WorkerPool:
                 except (EOFError, OSError):
                     crashes[pending.number] += 1
                     waiting.append(self._replace(pending, "it died", crashes[pending.number]))
+                    continue
+                if kind == "preparing":
+                    announce(answer)
+                    busy[pending.worker.pipe] = pending
                     continue
                 if kind == "failed":
                     raise RunFailed(f"a worker process failed: {answer}")

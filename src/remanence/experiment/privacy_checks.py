@@ -86,6 +86,8 @@ def _find_uncovered(p: Part, paths: list[str], method: ComposedMethod) -> str:
             f"{p.name} evaluates models on a client's examples and reports how well they do;"
             " use a method with one server model"
         )
+    if p.project is not None:
+        return f"{p.name} changes the model after the noise is added; leave one of them out"
     for path in paths:
         disclosure = p.disclosure(path)
         if disclosure.reveals == "label_counts" and not covers_label_counts(method):

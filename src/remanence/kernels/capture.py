@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from remanence.core.preparation import announce
 from remanence.kernels.torch_internals import torch_pytree
 
 
@@ -66,6 +67,7 @@ def capture(
     Returns:
         A function that replays the graph.
     """
+    announce()
     current = torch.cuda.current_stream()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(current)

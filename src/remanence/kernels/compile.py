@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from remanence.core.preparation import COMPILING, announce
 from remanence.kernels.torch_internals import compile_inductor, make_fx
 
 # by function, its numbers, and the shapes, strides and dtypes of its tensors
@@ -34,11 +35,16 @@ def compile_graph(graph: GraphModule) -> Callable[..., Any]:
     by_layout = dict[Any, Callable[..., Any]]()
 
     def call(*tensors: Tensor) -> Any:
-        if any(tensor.is_cuda for tensor in tensors):
-            return guarded(*tensors)
         layout = tuple([tensor.stride() for tensor in tensors])
-        if layout not in by_layout:  # the compiler changes its argument, so it gets a copy
-            by_layout[layout] = compile_inductor(copy.copy(graph), tensors, compiler_options())
+        if layout not in by_layout:
+            announce(COMPILING)
+            on_cuda = any(tensor.is_cuda for tensor in tensors)
+            # the compiler changes its argument, so it gets a copy
+            by_layout[layout] = (
+                guarded
+                if on_cuda
+                else compile_inductor(copy.copy(graph), tensors, compiler_options())
+            )
         return by_layout[layout](*tensors)
 
     return call
@@ -52,6 +58,7 @@ def call_compiled(function: Callable[..., Tensor], *tensors: Tensor, **numbers: 
         *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors),
     )
     if key not in _compiled:
+        announce(COMPILING)
         graph = make_fx(lambda *tensors: function(*tensors, **numbers))(*tensors)
         _compiled[key] = compile_inductor(graph, tensors, compiler_options())
     result: Tensor = _compiled[key](*tensors)

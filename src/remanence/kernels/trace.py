@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from remanence.core.preparation import announce
 from remanence.kernels import kernels_enabled, maxpool_backward, winograd
 from remanence.kernels.compile import compile_graph
 from remanence.kernels.torch_internals import make_fx, torch_pytree
@@ -33,6 +34,7 @@ class TracedFunction:
     def __init__(
         self, function: Callable[..., Any], example: tuple[Any, ...], compile: bool = False
     ):
+        announce()
         leaves, structure = torch_pytree.tree_flatten(example)
         positions = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         result_structure: list[Any] = []

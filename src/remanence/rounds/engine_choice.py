@@ -9,9 +9,11 @@ import torch
 
 from remanence.config import write_toml
 from remanence.core.engine import Engine
-from remanence.core.progress import Progress
+from remanence.core.preparation import listening
+from remanence.core.progress import Progress, duration
 from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice, choose_engine
+from remanence.engines.cost import Workload
 from remanence.engines.processes import count_cores
 from remanence.engines.table import ENGINES, engine_options
 from remanence.experiment.build import BuiltExperiment
@@ -24,9 +26,18 @@ from remanence.rounds.setup import first_state
 
 
 def resolve_engine(
-    experiment: BuiltExperiment, progress: Progress, choice: EngineChoice | None = None
+    experiment: BuiltExperiment,
+    progress: Progress,
+    choice: EngineChoice | None = None,
+    workload: Workload | None = None,
 ) -> tuple[BuiltExperiment, EngineChoice]:
     """Choose the engine where the settings leave it open and no choice was made before.
+
+    Args:
+        experiment: The experiment.
+        progress: Shows the choice.
+        choice: Made before, as by a comparison.
+        workload: All runs that will use the choice. Default: this one.
 
     Returns:
         The experiment with the engine's settings, threads and workers resolved and the reason in
@@ -40,10 +51,17 @@ def resolve_engine(
         choice = EngineChoice(config.engine, config.threads, reason, config.execution)
     elif choice is None:
         work = make_work(experiment, first_state(experiment), 1)
-        choice = choose_engine(
-            task, work, config.stack_size, config.workers, rounds=config.total_rounds
+        with listening(progress.prepare):
+            choice = choose_engine(
+                task,
+                work,
+                config.stack_size,
+                config.workers,
+                workload=workload or Workload(config.total_rounds),
+            )
+        progress.log(
+            f"engine {choice.reason}; about {duration(choice.expected_s)} of local training in all"
         )
-        progress.log(f"engine {choice.reason}")
     torch.set_num_threads(choice.threads)
     workers = config.workers
     if not workers and ENGINES[choice.name].on_this_machine:

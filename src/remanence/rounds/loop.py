@@ -25,6 +25,7 @@ from remanence.core.files import (
     lock,
     translate_disk_errors,
 )
+from remanence.core.preparation import listening
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import NullProgress, Progress
 from remanence.core.safe_path import SafePath
@@ -225,8 +226,9 @@ def train(
     state = first_state(experiment) if saved is None else saved
     if metadata is not None:
         _write_experiment(folder, experiment, metadata)
-    engine = (engine_for or make_run_engine)(experiment)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(listening(progress.prepare))
+        engine = (engine_for or make_run_engine)(experiment)
         stack.callback(engine.close)
         store.delete_newer()
         round = make_round(experiment, engine, folder, None if saved is None else saved.committed)

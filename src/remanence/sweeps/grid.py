@@ -35,7 +35,7 @@ from remanence.results.run import COMPARISON, EXPERIMENT, RUNS, Comparison, Run
 from remanence.rounds.engine_choice import resolve_engine
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.axes import check_axes, expand
-from remanence.sweeps.scheduler import QueuedRun, run_all
+from remanence.sweeps.scheduler import QueuedRun, run_all, workload_of
 
 MAX_RUNS = 10_000
 
@@ -130,7 +130,8 @@ def start_comparison(
     # one engine for all runs, so that only the method differs between them
     first = build(cells[0].config, module=module, source=source)
     check_disk(first.resources, out, len(cells))
-    _, choice = resolve_engine(first, progress)
+    workload = workload_of([cell.config for cell in cells])
+    _, choice = resolve_engine(first, progress, workload=workload)
     plan = {
         "select": select,
         "engine": choice._asdict(),

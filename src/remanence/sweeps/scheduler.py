@@ -18,6 +18,7 @@ from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress, SharedProgress
 from remanence.core.safe_path import SafePath
 from remanence.engines.autotune import EngineChoice
+from remanence.engines.cost import Workload
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.experiment.data_setup import DEFAULT_CLIENTS
@@ -74,7 +75,7 @@ def run_all(
     done: list[Run] = []
     while runs:
         first = runs[0]
-        choice = choices.get(first.task) or _choose(first, progress, objects)
+        choice = choices.get(first.task) or _choose(runs, progress, objects)
         choices[first.task] = choice
         group = _group_compatible(runs, choice, batch_runs)
         try:
@@ -91,7 +92,9 @@ def run_all(
 
 
 @preserve_process_state()  # the trial of one task must not change that of the next
-def _choose(run: QueuedRun, progress: Progress, objects: dict[str, Any]) -> EngineChoice:
+def _choose(runs: Sequence[QueuedRun], progress: Progress, objects: dict[str, Any]) -> EngineChoice:
+    """The engine of all runs with the task of the first one."""
+    run = runs[0]
     if run.started:
         config, about = Run(run.folder).config, Run(run.folder).metadata
         return EngineChoice(
@@ -101,7 +104,17 @@ def _choose(run: QueuedRun, progress: Progress, objects: dict[str, Any]) -> Engi
             config.execution,
             config.stack_size,
         )
-    return resolve_engine(build(run.config, **objects), progress)[1]
+    workload = workload_of([each.config for each in runs if each.task == run.task])
+    return resolve_engine(build(run.config, **objects), progress, workload=workload)[1]
+
+
+def workload_of(configs: Sequence[Experiment]) -> Workload:
+    """What the runs of a command train together."""
+    return Workload(
+        rounds=sum(config.total_rounds for config in configs),
+        runs=len(configs),
+        methods=len({config.method for config in configs}),
+    )
 
 
 def _group_compatible(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,13 +43,17 @@ def make_client_ops(
     """
 
     def loss_fn_on(
-        differentiate: Differentiate, x: Tensor, ctx: Context, regularized: bool = True
+        differentiate: Differentiate, x: Tensor, ctx: Context, **options: bool
     ) -> LossFn:
         # loss terms read the batch that the loss is taken on
         ops = make_client_ops(task, differentiate, fixed, buffers, x, indices, ctx)
-        return make_loss_fn(task, fixed, buffers, ops, ctx, regularized)
+        return make_loss_fn(task, fixed, buffers, ops, ctx, **options)
 
-    grad = _make_grad(differentiate, lambda x: loss_fn_on(differentiate, x, ctx))
+    grad = _make_grad(
+        differentiate,
+        lambda x: loss_fn_on(differentiate, x, ctx),
+        lambda x: loss_fn_on(differentiate, x, ctx, training=False),
+    )
     return ClientOps(
         grad=grad,
         full_grad=lambda params: full_gradient(grad, params, _all_examples(task, indices, "train")),
@@ -57,41 +61,58 @@ def make_client_ops(
         predict=_make_predict(task, indices),
         effective_steps=_make_effective_steps(task, differentiate, ctx),
         per_example_grad=_make_per_example(
-            task, differentiate, lambda ctx, x: loss_fn_on(grad_func, x, ctx, False), ctx
+            task,
+            differentiate,
+            lambda ctx, x: loss_fn_on(grad_func, x, ctx, regularized=False),
+            ctx,
         ),
     )
 
 
-def _make_grad(differentiate: Differentiate, loss_fn_on: Callable[[Tensor], LossFn]) -> Grad:
+def _make_grad(
+    differentiate: Differentiate,
+    loss_fn_on: Callable[[Tensor], LossFn],
+    eval_loss_fn_on: Callable[[Tensor], LossFn],
+) -> Grad:
     """`ops.grad`: the gradient of the whole loss on any batch."""
 
+    def input_grad(params: Params, batch: Batch) -> Tensor:
+        loss_fn = eval_loss_fn_on(batch.x)
+        grad: Tensor = differentiate(lambda x: loss_fn(params, batch._replace(x=x)), batch.x)[0]
+        return grad
+
     def grad(params: Params, batch: Batch, wrt: str = "params") -> Any:
-        loss_fn = loss_fn_on(batch.x)
         if wrt == "inputs":
-            return differentiate(lambda x: loss_fn(params, batch._replace(x=x)), batch.x)[0]
+            return torch.cat(
+                [share * input_grad(params, chunk) for share, chunk in _gradient_chunks(batch)]
+            )
+        loss_fn = loss_fn_on(batch.x)
         return differentiate(lambda p: loss_fn(p, batch), params)[0]
 
     return grad
 
 
 def full_gradient(grad: Grad, params: Params, data: Batch) -> Params:
-    """The mean gradient over all examples, in chunks of about the same size: batch norm cannot
-    train on a last chunk of one example.
+    """The mean gradient over all examples, in chunks."""
+    total = pytree.zeros_like(params)
+    for share, chunk in _gradient_chunks(data):
+        total = pytree.axpy(share, grad(params, chunk), total)
+    return total
+
+
+def _gradient_chunks(data: Batch) -> Iterator[tuple[Tensor, Batch]]:
+    """Examples in chunks of about the same size: batch norm cannot train on a last chunk of one
+    example.
+
+    Yields:
+        The share of a chunk in the weight of all examples, and the chunk.
     """
     num_chunks = -(-len(data.weight) // GRADIENT_BATCH)
-    total = pytree.zeros_like(params)
-    for chunk in zip(*(torch.tensor_split(field, num_chunks) for field in data), strict=True):
-        batch = Batch(*chunk)
-        weight = batch.weight.sum()  # 0 where the chunk is all padding
-        share = weight / data.weight.sum()
-        grads = grad(
-            params,
-            batch._replace(
-                weight=torch.where(weight > 0, batch.weight, torch.ones_like(batch.weight))
-            ),
-        )
-        total = pytree.axpy(share, grads, total)
-    return total
+    for fields in zip(*(torch.tensor_split(field, num_chunks) for field in data), strict=True):
+        chunk = Batch(*fields)
+        weight = chunk.weight.sum()  # 0 where the chunk is all padding
+        some = torch.where(weight > 0, chunk.weight, torch.ones_like(chunk.weight))
+        yield weight / data.weight.sum(), chunk._replace(weight=some)
 
 
 def _all_examples(task: TrainingTask, indices: ClientIndices, split: str) -> Batch:
@@ -113,8 +134,7 @@ def _make_forward(task: TrainingTask, batch_x: Tensor | None) -> Forward:
     def forward(model: ModelState, x: Tensor | None = None) -> Output:
         if x is not None or batch_x is None:
             assert x is not None, "outside a step there is no batch: pass x"
-            with torch.no_grad():
-                return task.model.predict(model, x)
+            return _predict_in_chunks(task, model, x)
         # the cache keeps the model alive, so that no other object gets its id
         if id(model.params) not in cache:
             with torch.no_grad():
@@ -129,16 +149,16 @@ def _make_predict(task: TrainingTask, indices: ClientIndices) -> Predict:
 
     def predict(model: ModelState, split: str = "train") -> tuple[Output, Batch]:
         batch = _all_examples(task, indices, split)
-        with torch.no_grad():
-            outputs = [
-                task.model.predict(model, chunk) for chunk in torch.split(batch.x, PREDICT_BATCH)
-            ]
-        out = Output(
-            torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs])
-        )
-        return out, batch
+        return _predict_in_chunks(task, model, batch.x), batch
 
     return predict
+
+
+def _predict_in_chunks(task: TrainingTask, model: ModelState, x: Tensor) -> Output:
+    """A model on any number of inputs, in evaluation mode and without a gradient."""
+    with torch.no_grad():
+        outputs = [task.model.predict(model, chunk) for chunk in torch.split(x, PREDICT_BATCH)]
+    return Output(torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs]))
 
 
 def _make_effective_steps(

@@ -99,7 +99,8 @@ def train_step(
     indices: ClientIndices,
     ctx: Context,
 ) -> tuple[TrainState, Tensor]:
-    """One local step: forward pass, loss, gradient, gradient transforms, optimizer, trackers.
+    """One local step: forward pass, loss, gradient, gradient transforms, optimizer, projection,
+    trackers.
 
     Args:
         task: The run's task.
@@ -129,6 +130,9 @@ def train_step(
         grads = transform(grads, state.params, ctx)
 
     params, opt_state = task.optimizer.step(state.params, grads, state.opt_state, ctx)
+    project = task.method.hook("project")
+    if project is not None:
+        params = project(params, batch, ops, ctx)
 
     before = ModelState({**fixed, **state.params}, state.buffers)
     after = ModelState({**fixed, **params}, aux["buffers"])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remanence.core.contexts import ClientOps, Context
 from remanence.core.pytree import Params, weighted_mean
-from remanence.core.types import Batch, Output
+from remanence.core.types import Batch, ModelState, Output
 from remanence.training.task import TrainingTask
 
 # (params, batch) -> scalar loss, {"buffers": buffers after the forward pass, "loss": detached}
@@ -24,6 +24,7 @@ def make_loss_fn(
     ops: ClientOps,
     ctx: Context,
     regularized: bool = True,
+    training: bool = True,
 ) -> LossFn:
     """The whole loss: the weighted mean of loss and loss terms, plus the regularizers.
 
@@ -34,6 +35,7 @@ def make_loss_fn(
         ops: What the loss terms may call.
         ctx: The client's context in this step.
         regularized: Whether the regularizers are added.
+        training: Whether the model is in training mode.
 
     Returns:
         A function of the trained parameters and a batch.
@@ -43,7 +45,11 @@ def make_loss_fn(
     regularizers = task.method.hooks("regularizers") if regularized else []
 
     def loss_fn(params: Params, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        out, new_buffers = task.model.apply({**fixed, **params}, buffers, batch.x, ctx.key)
+        model = ModelState({**fixed, **params}, buffers)
+        if training:
+            out, new_buffers = task.model.apply(*model, batch.x, ctx.key)
+        else:
+            out, new_buffers = task.model.predict(model, batch.x), buffers
         losses = (cross_entropy if loss_hook is None else loss_hook)(out, batch, ctx)
         for term in terms:
             losses = losses + term(out, batch, ops, ctx)
