@@ -34,6 +34,7 @@ FOLDER_WORK: dict[str, Callable[[SafePath], object]] = {
     "make_folder": SafePath.make_folder,
     "delete_folder": SafePath.delete_folder,
     "write_folder": lambda path: path.write_folder({"a": b"new"}),
+    "write_files": lambda path: path.write_files({"secret": b"new"}),
     "sweep": SafePath.sweep,
     "read a file in it": lambda path: (path / "secret").read(),
     "append to a file in it": lambda path: (path / "secret").append(),
@@ -234,6 +235,36 @@ def test_a_folder_that_cannot_be_written_leaves_the_old_one(
             path.write_folder({"a": b"2"})
     assert (path / "a").read() == b"1"
     assert os.listdir(run) == ["round-0000001"]
+
+
+def test_several_files_are_replaced_and_flushed_together(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flushed = SafePath(run), list[int]()
+    (folder / "a").write(b"0")
+    contents = {"a": b"1", "b": b"2", "c": b"3"}
+    with monkeypatch.context() as patch:
+        patch.setattr(safe_path, "flush", lambda *files: flushed.append(len(files)))
+        folder.write_files(contents)
+    assert flushed == [3]
+    folder.write_files({"b": b"4"})
+    assert {name: (folder / name).read() for name in folder.list_names()} == contents | {"b": b"4"}
+
+
+def test_of_several_files_none_is_replaced_where_one_cannot_be(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SafePath(run)
+    folder.write_files({"a": b"1", "b": b"2"})
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            folder.write_files({"a": b"3", "b": b"4", "c": b"5"})
+    (run / "d").mkdir()
+    with pytest.raises(UnsafeFile, match="d is a folder"):
+        folder.write_files({"a": b"3", "d": b"4"})
+    assert sorted(os.listdir(run)) == ["a", "b", "d"]
+    assert [(folder / name).read() for name in "ab"] == [b"1", b"2"]
 
 
 KILLED = """

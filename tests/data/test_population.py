@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
+from remanence.data import splits
 from remanence.data.population import (
     ClientData,
     FederatedPopulation,
     PartitionIndices,
 )
-from remanence.data.splits import split_train_valid
+from remanence.data.splits import split_train_valid, validation_size
 
 some_parts = st.lists(st.integers(1, 12), min_size=1, max_size=6)
 
@@ -72,8 +73,8 @@ def test_capacity_is_the_most_any_client_ever_trains_on() -> None:
 def test_settling_divides_everyones_rows_and_loses_none(
     sizes: list[int], validation: float, seed: int
 ) -> None:
-    parts, labels = cut(sizes, seed), np.zeros(sum(sizes), dtype=np.int64)
-    client_data = split_train_valid(parts, labels, validation, Key(seed))
+    parts = cut(sizes, seed)
+    client_data = split_train_valid(parts, validation, Key(seed))
     assert len(client_data.cluster) == len(sizes)
     for client, part in enumerate(parts):
         train, valid = client_data.train.for_client(client), client_data.valid.for_client(client)
@@ -88,21 +89,39 @@ def test_settling_divides_everyones_rows_and_loses_none(
 
 
 def test_validation_rows_are_drawn_anew_for_every_client_and_key() -> None:
-    rows, labels = np.arange(100), np.zeros(100, dtype=np.int64)
-    first, second = (
-        split_train_valid([rows, rows], labels, 0.2, Key(seed)).valid for seed in (1, 2)
-    )
-    again = split_train_valid([rows, rows], labels, 0.2, Key(1)).valid
+    rows = np.arange(100)
+    first, second = (split_train_valid([rows, rows], 0.2, Key(seed)).valid for seed in (1, 2))
+    again = split_train_valid([rows, rows], 0.2, Key(1)).valid
     assert np.array_equal(first.ids, again.ids)
     assert not np.array_equal(first.for_client(0), first.for_client(1))
     assert not np.array_equal(first.for_client(0), second.for_client(0))
 
 
+def test_validation_rows_are_those_of_the_clients_own_key() -> None:
+    """Client k draws with the key (validation, k), in whatever company, also in several passes."""
+    rng = Key(5).fold_in("validation")
+    parts = cut([7, 1, 300, 7, 2])
+    valid = split_train_valid(parts, 0.3, Key(5)).valid
+    for client, part in enumerate(parts):
+        count = validation_size(len(part), 0.3)
+        drawn = rng.fold_in(client).choice(len(part), count) if count else np.empty(0, np.int64)
+        assert np.array_equal(valid.for_client(client), part[drawn])
+
+
+@pytest.mark.parametrize("at_a_time", [1, 20])
+def test_drawing_in_passes_gives_the_same_rows(
+    at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = cut([7, 9, 7, 7, 9, 7, 7])
+    once = split_train_valid(parts, 0.3, Key(5)).valid
+    monkeypatch.setattr(splits, "_DRAWN_AT_A_TIME", at_a_time)
+    assert np.array_equal(split_train_valid(parts, 0.3, Key(5)).valid.ids, once.ids)
+
+
 def test_no_client_of_others_changes_ones_own_rows() -> None:
     """A client's split depends on its number and rows only."""
-    labels = np.zeros(60, dtype=np.int64)
-    alone = split_train_valid([np.arange(20)], labels, 0.3, Key(4))
-    together = split_train_valid([np.arange(20), np.arange(20, 60)], labels, 0.3, Key(4))
+    alone = split_train_valid([np.arange(20)], 0.3, Key(4))
+    together = split_train_valid([np.arange(20), np.arange(20, 60)], 0.3, Key(4))
     assert np.array_equal(alone.valid.for_client(0), together.valid.for_client(0))
 
 
@@ -112,4 +131,4 @@ def test_clients_without_data_are_refused() -> None:
         InputError,
         match=r"client 1 has no data \(2 of 3 clients\): use fewer clients or a milder partition",
     ):
-        split_train_valid(parts, np.zeros(1, dtype=np.int64), 0.1, Key(0))
+        split_train_valid(parts, 0.1, Key(0))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.data.splits import draw_stratified, hold_out, split_validation
+from remanence.data.splits import draw_stratified, hold_out, split_train_valid
 
 some_labels = st.lists(st.integers(0, 4), min_size=2, max_size=80).map(
     lambda values: np.array(values, dtype=np.int64)
@@ -50,14 +50,18 @@ def test_a_public_set_that_leaves_nothing_is_refused(count: int) -> None:
         hold_out(np.arange(5), np.zeros(5, dtype=np.int64), count, Key(0))
 
 
-@given(st.integers(1, 60), st.floats(0, 0.999), st.booleans(), st.integers(0, 2**32))
+def split_one(rows: np.ndarray, fraction: float, seed: int = 0) -> list[np.ndarray]:
+    """The training and validation rows of a single client."""
+    data = split_train_valid([rows], fraction, Key(seed))
+    return [data.train.for_client(0), data.valid.for_client(0)]
+
+
+@given(st.integers(1, 60), st.floats(0, 0.999), st.integers(0, 2**32))
 def test_validation_and_training_rows_are_the_clients_rows(
-    size: int, fraction: float, stratify: bool, seed: int
+    size: int, fraction: float, seed: int
 ) -> None:
     rows = 3 * np.arange(size) + 1
-    train, valid = split_validation(
-        rows, np.arange(200) % 3, fraction, Key(seed), stratify=stratify
-    )
+    train, valid = split_one(rows, fraction, seed)
     assert np.array_equal(np.sort(np.concatenate([train, valid])), rows)
     assert (np.diff(train) > 0).all()
     assert len(train) >= 1
@@ -67,24 +71,17 @@ def test_validation_and_training_rows_are_the_clients_rows(
 
 def test_validation_sizes_of_the_papers() -> None:
     """90/10 of 500 is 450 + 50; 250 + 75 of 325 needs the fraction 75/325."""
-    labels = np.zeros(500, dtype=np.int64)
-    assert [len(part) for part in split_validation(np.arange(500), labels, 0.1, Key(0))] == [
-        450,
-        50,
-    ]
-    assert [len(part) for part in split_validation(np.arange(325), labels, 75 / 325, Key(0))] == [
-        250,
-        75,
-    ]
+    assert [len(part) for part in split_one(np.arange(500), 0.1)] == [450, 50]
+    assert [len(part) for part in split_one(np.arange(325), 75 / 325)] == [250, 75]
 
 
-def test_stratified_validation_gives_each_class_its_share() -> None:
+def test_a_stratified_draw_gives_each_class_its_share() -> None:
     labels = np.repeat([0, 1], [90, 10])
-    _, valid = split_validation(np.arange(100), labels, 0.1, Key(0), stratify=True)
-    assert np.bincount(labels[valid]).tolist() == [9, 1]
+    drawn = draw_stratified(labels, 10, Key(0))
+    assert np.bincount(labels[drawn]).tolist() == [9, 1]
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_impossible_validation_fractions_are_refused(fraction: float) -> None:
     with pytest.raises(InputError, match="validation fraction"):
-        split_validation(np.arange(5), np.zeros(5, dtype=np.int64), fraction, Key(0))
+        split_one(np.arange(5), fraction)

@@ -43,7 +43,7 @@ SMALL = RunSizes(
 def test_memory_with_a_server() -> None:
     assert sizes_of(estimate_resources(SMALL).memory) == {
         "the data": 700,
-        "the examples of each client at each time step": 100 * 256 + 2 * 100 * (48 + 8 * 20),
+        "the examples of each client at each time step": 100 * 192 + 2 * 100 * (48 + 8 * 20),
         "what clients keep between rounds": 40 * 500,  # 4 rounds of 10 clients
         "the batches of one client": 8 * 6 * 5,
         "confusion matrices": 16 * 9,

@@ -106,7 +106,9 @@ def test_the_rounds_continue_without_a_killed_site(harness: Harness, tmp_path: P
     assert "site site-1 did not respond in 20 s" in harness.log(app)
     experiment = build(config.model_copy(update={"engine": "sequential"}))
     without = np.array([True, True, False, False, True, True])
-    reference = replace(experiment, availability=lambda clients, round, key: without | (round < 3))
+    reference = replace(
+        experiment, availability=lambda clients, total, round, key: (without | (round < 3))[clients]
+    )
     state, _ = run_rounds(reference, SequentialEngine(reference.task), 3)
     assert (
         max_rel_diff(last_state(run).server.model._asdict(), state.server.model._asdict())[1]

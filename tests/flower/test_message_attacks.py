@@ -137,7 +137,8 @@ def honest_model(lab: CoordinatorLab, used: tuple[bool, ...]) -> Any:
         experiment = build(federation_config().model_copy(update={"engine": "sequential"}))
         away = np.array([True, True, False, False, True, True])
         reference = replace(
-            experiment, availability=lambda clients, round, key: away | used[round - 1]
+            experiment,
+            availability=lambda clients, total, round, key: (away | used[round - 1])[clients],
         )
         state, _ = run_rounds(reference, SequentialEngine(reference.task), ROUNDS)
         lab.models[used] = state.server

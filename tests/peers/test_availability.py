@@ -12,7 +12,7 @@ from remanence.peers.availability import parse_availability
 
 def online(text: str, clients: int, round: int = 1, seed: int = 0) -> list[bool]:
     found: list[bool] = parse_availability(text)(
-        clients, round, Key(seed).fold_in("round", round)
+        np.arange(clients), clients, round, Key(seed).fold_in("round", round)
     ).tolist()
     return found
 
@@ -37,7 +37,9 @@ def test_offline_at_random_is_as_often_as_asked_and_independent() -> None:
     Two clients are offline together in .01 of the rounds: within 5 * sqrt(.01 * .99 / 2000) = .012.
     """
     answers = parse_availability("random(offline=0.1)")
-    away = ~np.array([answers(10, round, Key(0).fold_in("round", round)) for round in range(2000)])
+    away = ~np.array(
+        [answers(np.arange(10), 10, round, Key(0).fold_in("round", round)) for round in range(2000)]
+    )
     assert np.abs(away.mean(axis=0) - 0.1).max() < 0.034
     together = (away.T.astype(float) @ away.astype(float)) / 2000
     assert np.abs(together[~np.eye(10, dtype=bool)] - 0.01).max() < 0.012

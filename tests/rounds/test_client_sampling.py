@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from remanence.config import parse_experiment
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
-from remanence.rounds.client_sampling import oversample, sample_clients
+from remanence.experiment.build import BuiltExperiment
+from remanence.rounds.client_sampling import MANY_CLIENTS, oversample, sample_clients
 from remanence.testing.toy_task import small_experiment
 
 
@@ -19,12 +21,9 @@ def test_clients_that_join_by_coins() -> None:
     sqrt(1600), and pairs come together a quarter of the time.
     """
     experiment = small_experiment("fedavg", {"clients.sample": 3, "clients.sampling": "poisson"})
-    everyone = np.ones(6, dtype=bool)
     came = np.array(
         [
-            np.isin(
-                np.arange(6), sample_clients(experiment, everyone, Key(0).fold_in("round", round))
-            )
+            np.isin(np.arange(6), sample_clients(experiment, round, Key(0).fold_in("round", round)))
             for round in range(1, 401)
         ]
     )
@@ -54,3 +53,49 @@ def test_more_are_asked_than_wanted() -> None:
 def test_fewer_than_wanted_are_refused(factor: float) -> None:
     with pytest.raises(InputError, match=f"round.over_selection={factor} would sample fewer"):
         oversample(10, factor, 100)
+
+
+CROWD = MANY_CLIENTS + 1
+
+
+def crowd(sample: int, **settings: object) -> BuiltExperiment:
+    """An experiment of 6 clients, said to have more than `MANY_CLIENTS`."""
+    experiment = small_experiment("fedavg", {"clients.sample": 6, **settings})
+    info = replace(experiment.task.info, num_clients=CROWD)
+    return replace(experiment, cohort_size=sample, task=replace(experiment.task, info=info))
+
+
+def test_a_sample_of_many_is_as_often_any_client() -> None:
+    """600 rounds of 200: 120,000 draws, of which each tenth of the numbers gets 12,000; the deviation
+    is below sqrt(120,000 * .09) = 104, and five of them are 520.
+    """
+    experiment = crowd(200)
+    rounds = [sample_clients(experiment, round, Key(3).fold_in(round)) for round in range(600)]
+    assert all(len(found) == 200 and (np.diff(found) > 0).all() for found in rounds)
+    counts = np.histogram(np.concatenate(rounds), bins=10, range=(0, CROWD))[0]
+    assert np.abs(counts - 12_000).max() < 520
+    np.testing.assert_array_equal(rounds[5], sample_clients(experiment, 5, Key(3).fold_in(5)))
+
+
+@pytest.mark.parametrize("sample", [10, 1_000, CROWD // 3, CROWD])
+def test_a_sample_of_many_has_available_clients_alone(sample: int) -> None:
+    """Half are offline; so one that wants more than these gets all of them."""
+    experiment = crowd(sample, **{"clients.availability": "every(rounds=2)"})
+    busy = range(0, 2_000, 4)
+    found = sample_clients(experiment, 2, Key(1), busy)
+    online = len(range(0, CROWD, 2))
+    assert len(found) == min(sample, online - len(busy))
+    assert (np.diff(found) > 0).all()
+    assert not (found % 2).any()
+    assert not np.isin(found, busy).any()
+
+
+def test_a_sample_of_many_looks_at_few() -> None:
+    experiment, asked = crowd(10), list[int]()
+
+    def online(clients: np.ndarray, total: int, round: int, key: Key) -> np.ndarray:
+        asked.append(len(clients))
+        return np.arange(len(clients)) % 4 == 0
+
+    sample_clients(replace(experiment, availability=online), 1, Key(0))
+    assert sum(asked) < 20 * 10

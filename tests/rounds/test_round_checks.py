@@ -343,3 +343,16 @@ def reply(clients: list[int], params: Any) -> Reply:
     count = len(clients)
     ones = torch.ones(count, dtype=torch.int64)
     return Reply(torch.tensor(clients), ones, params, {}, {}, ones.double(), {}, ones.double())
+
+
+def test_validation_examples_of_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 300 examples 240 are training data: 6 clients of 40, 20 of them for validation."""
+    monkeypatch.setattr("remanence.experiment.hints.MANY_EXAMPLES", 100)
+    many = SMALL | {"data.validation": 0.9, "clients.count": 6, "clients.sample": 1}
+    (hint,) = find_hints(build(parse_experiment({}, many)))
+    assert hint.startswith(
+        "every evaluation takes the 216 validation examples of all clients, and a round trains on"
+        " about 4: raise record.every"
+    )
+    for less in ({"clients.sample": 6}, {"data.validation": 0.4}, {"record.validation": False}):
+        assert find_hints(build(parse_experiment({}, many | less))) == []

@@ -8,6 +8,7 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
 from remanence.core.engine import ClientWork, ConfusionCounts, Engine, PairCounts
 from remanence.core.errors import InputError
-from remanence.core.progress import LogProgress
+from remanence.core.progress import LogProgress, NullProgress
 from remanence.core.types import ModelState, Reply
 from remanence.engines.base import BaseEngine
 from remanence.engines.captured_steps import CapturedPhase
@@ -26,8 +27,10 @@ from remanence.engines.table import make_engine
 from remanence.engines.vectorized import VectorizedEngine
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.metrics.phase_decomposition import phase_decomposition
+from remanence.results.checkpoint import CheckpointStore
 from remanence.results.run import EXPERIMENT, METRICS, load
-from remanence.rounds.client_sampling import online_clients, sample_clients
+from remanence.rounds import loop
+from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.loop import start_run
 from remanence.rounds.setup import first_state, make_round
 from remanence.training.state import RunState
@@ -253,7 +256,7 @@ def test_the_same_seed_gives_the_same_run_and_methods_share_their_draws(tmp_path
 
     for round in range(1, 20):
         key = Key(0).fold_in("round", round)
-        one, other_one = (sample_clients(e, online_clients(e, round, key), key) for e in (a, b))
+        one, other_one = (sample_clients(e, round, key) for e in (a, b))
         np.testing.assert_array_equal(one, other_one)
     np.testing.assert_array_equal(
         a.task.population.at(0).train.ids, b.task.population.at(0).train.ids
@@ -384,3 +387,34 @@ def test_the_memory_of_a_federation_does_not_grow_with_its_clients() -> None:
         tracemalloc.stop()
     assert peak < 30e6
     assert experiment.topology is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "takes", "saved"),
+    [
+        (5, 0.125, [0, 5, 10, 12]),
+        (5, 0.75, [0, 5, 12]),  # the second is due after 7.5 seconds
+        (0, 0.75, list(range(13))),
+    ],
+)
+def test_checkpoints_that_take_long_are_further_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int, takes: float, saved: list[int]
+) -> None:
+    """A round takes a second, on a clock that only rounds and checkpoints advance."""
+    clock, rounds = [0.0], list[int]()
+    save = CheckpointStore.save
+
+    def slow(store: CheckpointStore, state: RunState) -> None:
+        save(store, state)
+        rounds.append(state.round)
+        clock[0] += takes
+
+    class Second(NullProgress):
+        def round(self, line: dict[str, Any]) -> None:
+            clock[0] += 1
+
+    monkeypatch.setattr(CheckpointStore, "save", slow)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    config = config_of(rounds=12, **{"checkpoint.seconds": seconds})
+    start_run(config, tmp_path / "run", progress=Second())
+    assert rounds == saved

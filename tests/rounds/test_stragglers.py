@@ -313,7 +313,7 @@ def test_without_a_server_who_is_late_keeps_its_average_untrained() -> None:
     experiment = build(parse_experiment({}, changes | {"round.deadline": "quantile(share=0.6)"}))
     state, lines = run_rounds(experiment, SequentialEngine(experiment.task), 1)
     key = Key(experiment.config.seed).fold_in("round", 1)
-    clients = sample_clients(experiment, np.ones(10, dtype=bool), key)
+    clients = sample_clients(experiment, 1, key)
     sizes = experiment.task.population.at(0).train.sizes[clients]
     # one epoch in batches of 8
     times = response_times(clients, np.ceil(sizes / 8), experiment.step_seconds, key)

@@ -131,7 +131,7 @@ def _print_clients(table: PartitionTable) -> None:
         held = int((counts[client] > 0).sum())
         print(f"client {client:4d} {size:7d}  {bars}  {held} classes")
     if len(sizes) > MAX_ROWS:
-        print(f"... and {len(sizes) - MAX_ROWS} more; --out FILE.html shows all of them")
+        print(f"... and {len(sizes) - MAX_ROWS} more; --out FILE.html shows more of them")
 
 
 def _print_schedule(table: PartitionTable) -> None:

@@ -279,7 +279,9 @@ class CheckpointSettings(Section):
     """Checkpoints of a run."""
 
     seconds: NonNegative = Field(
-        default=5, description="Minimum seconds between two checkpoints. 0: one after every round."
+        default=5,
+        description="Minimum seconds between two checkpoints, and ten times as long as one takes."
+        " 0: one after every round.",
     )
 
 

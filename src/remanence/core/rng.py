@@ -68,11 +68,12 @@ class Key:
             value = _hash(value ^ _hash(_number(part)))
         return Key(value)
 
-    def bits(self, count: int) -> np.ndarray:
-        """`count` independent 64-bit words, the same as the tensor function `bits` gives."""
-        return _hash_array(
-            np.uint64(self.value & _MASK) ^ _hash_array(np.arange(count, dtype=np.uint64))
-        )
+    def bits(self, count: int | np.ndarray) -> np.ndarray:
+        """`count` independent 64-bit words, the same as the tensor function `bits` gives; with an
+        array of positions, the words at these alone.
+        """
+        positions = count if isinstance(count, np.ndarray) else np.arange(count)
+        return _hash_array(np.uint64(self.value & _MASK) ^ _hash_array(positions.astype(np.uint64)))
 
     def permutation(self, count: int) -> np.ndarray:
         """A random order of 0 .. count-1."""
@@ -83,8 +84,10 @@ class Key:
         """`size` different numbers below `count`, in ascending order."""
         return np.sort(self.permutation(count)[:size])
 
-    def uniform(self, count: int) -> np.ndarray:
-        """`count` float64 numbers in [0, 1), multiples of 2**-24, exact in float32 too."""
+    def uniform(self, count: int | np.ndarray) -> np.ndarray:
+        """`count` float64 numbers in [0, 1), multiples of 2**-24, exact in float32 too; with an
+        array of positions, the numbers at these alone.
+        """
         return (self.bits(count) >> np.uint64(40)).astype(np.float64) * 2.0**-24
 
     def generator(self) -> np.random.Generator:

@@ -47,7 +47,7 @@ from remanence.data.partitions import (
     shards,
 )
 from remanence.data.sklearn_digits import digits
-from remanence.data.splits import hold_out, split_validation
+from remanence.data.splits import hold_out
 from remanence.data.structured_partitions import by_group, label_clusters
 from remanence.data.svhn_mat import svhn
 from remanence.data.synthetic import synthetic, tokens
@@ -64,7 +64,6 @@ __all__ = [
     "from_dataset",
     "hold_out",
     "load_dataset",
-    "split_validation",
 ]
 
 DATASETS: dict[str, Callable[..., ArrayDataset]] = {

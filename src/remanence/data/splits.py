@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from remanence.core.errors import InputError
-from remanence.core.rng import Key
+from remanence.core.rng import Key, fold_in_batch, permutations
 from remanence.data.population import ClientData, PartitionIndices
+
+_DRAWN_AT_A_TIME = 1 << 20  # random words in memory
 
 
 def draw_stratified(strata: np.ndarray, count: int, key: Key) -> np.ndarray:
@@ -64,53 +66,31 @@ def hold_out(
     return indices[public], indices[~public]
 
 
-def split_validation(
-    indices: np.ndarray, labels: np.ndarray, fraction: float, key: Key, *, stratify: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Split the examples of one client at random into training and validation examples.
+def validation_size(total: int, fraction: float) -> int:
+    """The number of validation examples of a client with `total` examples: `fraction` of them,
+    at least one if there are two or more, and at least one stays for training.
 
-    `round(fraction * n)` examples go to validation: at least one if the client has two examples or
-    more, and at least one stays for training.
-
-    Args:
-        indices: the client's examples.
-        labels: the labels of the whole split.
-        fraction: the share of the validation examples.
-        key: draws the split.
-        stratify: whether every class gives its share.
-
-    Returns:
-        (training, validation), both ascending.
-
-    >>> [len(part) for part in split_validation(np.arange(500), np.zeros(500, int), 0.1, Key(0))]
-    [450, 50]
+    >>> [validation_size(total, 0.1) for total in (1, 2, 14, 26)]
+    [0, 1, 1, 3]
     """
     if not 0 <= fraction < 1:
         raise InputError(
             f"a validation fraction of {fraction} leaves nothing to train on or is"
             " negative: give a number from 0 up to but not including 1"
         )
-    indices = np.sort(indices)
-    total = len(indices)
     if not fraction or total < 2:
-        return indices, indices[:0]
-    count = min(total - 1, max(1, round(fraction * total)))
-    valid = np.zeros(total, dtype=bool)
-    drawn = draw_stratified(labels[indices], count, key) if stratify else key.choice(total, count)
-    valid[drawn] = True
-    return indices[~valid], indices[valid]
+        return 0
+    return min(total - 1, max(1, round(fraction * total)))
 
 
-def split_train_valid(
-    parts: Sequence[np.ndarray], labels: np.ndarray, validation: float, key: Key
-) -> ClientData:
+def split_train_valid(parts: Sequence[np.ndarray], validation: float, key: Key) -> ClientData:
     """Return the data of clients that do not drift: each client's part of a partition, split at
     random into training and validation examples.
 
     Args:
         parts: the examples of each client, as a partition returns them.
-        labels: the label of every example.
-        validation: the fraction of each client's examples that become validation examples.
+        validation: the fraction of each client's examples that become validation examples
+            (`validation_size`).
         key: draws the split; each client's draw depends on its number only.
     """
     empty = [client for client, part in enumerate(parts) if len(part) == 0]
@@ -119,12 +99,31 @@ def split_train_valid(
             f"client {empty[0]} has no data ({len(empty)} of {len(parts)} clients): use fewer"
             " clients or a milder partition"
         )
-    pairs = [
-        split_validation(part, labels, validation, key.fold_in("validation", client))
-        for client, part in enumerate(parts)
-    ]
-    return ClientData(
-        PartitionIndices.concat([train for train, _ in pairs]),
-        PartitionIndices.concat([valid for _, valid in pairs]),
-        cluster=np.zeros(len(parts), dtype=np.int64),
-    )
+    everything = PartitionIndices.concat(parts)
+    keys = fold_in_batch(key.fold_in("validation"), np.arange(len(parts)))
+    held = _draw_validation(everything.offsets, validation, keys)
+    train, valid = (everything.select(chosen) for chosen in (~held, held))
+    return ClientData(train, valid, cluster=np.zeros(len(parts), dtype=np.int64))
+
+
+def _draw_validation(offsets: np.ndarray, fraction: float, keys: np.ndarray) -> np.ndarray:
+    """Which of all examples become validation examples: clients of equal size are drawn at once.
+
+    Args:
+        offsets: [K + 1] where the examples of each client begin.
+        fraction: of each client's examples.
+        keys: [K] uint64, a key of each client.
+
+    Returns:
+        [n] bool
+    """
+    sizes = np.diff(offsets)
+    held = np.zeros(offsets[-1], dtype=bool)
+    for total in np.unique(sizes).tolist():
+        count = validation_size(total, fraction)
+        clients = np.flatnonzero(sizes == total)
+        step = max(1, _DRAWN_AT_A_TIME // total)
+        for some in np.split(clients, range(step, len(clients), step)) if count else ():
+            drawn = permutations(keys[some], total)[:, :count]
+            held[offsets[some, None] + drawn] = True
+    return held

@@ -355,7 +355,7 @@ def _make_availability(
 
 def _check_clients_exist(availability: Availability, clients: int, key: Key) -> None:
     """Raise `InputError` for an availability that names clients beyond the last."""
-    availability(clients, 1, key)
+    availability(np.arange(0), clients, 1, key)
 
 
 def check_names(config: Experiment, method: Method | Part | None = None) -> None:

@@ -132,7 +132,7 @@ def partition_data(config: Experiment, dataset: ArrayDataset, key: Key) -> Feder
     if config.drift.schedule:
         return _partition_over_time(config, dataset, public, rows, key)
     client_data = split_train_valid(
-        _partition(config, dataset, rows, key), labels, float(config.data.validation), key
+        _partition(config, dataset, rows, key), float(config.data.validation), key
     )
     everything = (np.arange(len(dataset.test)),)
     train, test = (
@@ -174,9 +174,7 @@ def _partition_over_time(
     schedule = expressions.instantiate(call, DRIFT_SCHEDULES, "drift")
     concepts = make_concepts(drift.concepts, schedule.clusters, dataset)
     if drift.source == "partition":
-        kept = split_train_valid(
-            _partition(config, dataset, rows, key), dataset.train.y, valid, key
-        )
+        kept = split_train_valid(_partition(config, dataset, rows, key), valid, key)
         clients = len(kept.train.sizes)
         assignment = schedule(clients, drift.time_steps, key.fold_in("drift"))
         trained, validated = (

@@ -17,6 +17,9 @@ from remanence.experiment.task_checks import has_batch_of_one
 if TYPE_CHECKING:
     from remanence.experiment.build import BuiltExperiment
 
+COUNTS_AT_A_TIME = 1 << 20  # label counts in memory
+MANY_EXAMPLES = 100_000  # that take noticeably long to evaluate
+
 
 def find_hints(experiment: BuiltExperiment) -> list[str]:
     """The sentences about an experiment; none for most."""
@@ -25,6 +28,7 @@ def find_hints(experiment: BuiltExperiment) -> list[str]:
         *_optimizer_hints(experiment),
         *_batch_norm_hints(experiment),
         *_round_hints(experiment),
+        *_validation_hints(experiment),
         *_public_hints(experiment),
         *_peer_hints(experiment),
     ]
@@ -35,8 +39,11 @@ def count_one_class_clients(experiment: BuiltExperiment) -> int:
     first time step. 0 where the data are at real sites.
     """
     clients = np.arange(experiment.task.info.num_clients)
-    counts = experiment.client_stats(clients, 0).label_counts
-    return int(((counts > 0).sum(dim=1) == 1).sum())
+    some = max(1, COUNTS_AT_A_TIME // experiment.task.info.num_classes)
+    return sum(
+        int(((experiment.client_stats(part, 0).label_counts > 0).sum(dim=1) == 1).sum())
+        for part in np.split(clients, range(some, len(clients), some))
+    )
 
 
 def parts_needing_classes(experiment: BuiltExperiment) -> list[str]:
@@ -114,6 +121,20 @@ def _round_hints(experiment: BuiltExperiment) -> Iterator[str]:
         yield (
             f"record.every={config.record.every} is more than the {config.total_rounds} rounds:"
             " only the last round is evaluated, so forgetting is not measured; lower record.every"
+        )
+
+
+def _validation_hints(experiment: BuiltExperiment) -> Iterator[str]:
+    """An evaluation that takes much longer than training, since it grows with all clients."""
+    task, config = experiment.task, experiment.config
+    sizes = task.population.at(0)
+    held = len(sizes.valid.ids) if config.record.validation and not task.clients_remote else 0
+    trained = round(sizes.train.sizes.mean() * experiment.cohort_size)
+    if held > MANY_EXAMPLES and held > 10 * trained:
+        yield (
+            f"every evaluation takes the {held} validation examples of all clients, and a round"
+            f" trains on about {trained}: raise record.every, lower data.validation, or set"
+            " record.validation=false"
         )
 
 

@@ -21,7 +21,7 @@ from remanence.core.memory import machine_memory, size_of
 # Of a model that is built: the network as it was given, its templates for training and evaluation,
 # and the initial values. One client's training adds the gradients and the new parameters.
 MODEL_COPIES = 6
-CLIENT_BYTES = 256  # of a client: the objects that hold its training and validation examples
+CLIENT_BYTES = 192  # of a client: the arrays that hold its examples while they are partitioned
 STEP_BYTES = 48  # of a client at a time step, besides the ids of its examples
 METRICS_LINE = 300  # bytes of a line of metrics.jsonl, and of a class in it
 METRICS_CLASS = 5

@@ -95,13 +95,13 @@ def response_times(
     Returns:
         [k] simulated seconds.
     """
-    # for all clients, so that a draw belongs to a client and not to its place in the round
-    noise = _normal(key.fold_in("jitter"), len(seconds))
-    return np.asarray(steps * seconds[clients] * np.exp(jitter * noise[clients]))
+    # at the clients' numbers, so that a draw belongs to a client and not to its place in the round
+    noise = _normal(key.fold_in("jitter"), clients)
+    return np.asarray(steps * seconds[clients] * np.exp(jitter * noise))
 
 
-def _normal(key: Key, count: int) -> np.ndarray:
-    """Standard normal numbers, by Box and Muller."""
+def _normal(key: Key, count: int | np.ndarray) -> np.ndarray:
+    """Standard normal numbers, by Box and Muller; with an array, those at these positions."""
     radius, angle = key.fold_in("radius").uniform(count), key.fold_in("angle").uniform(count)
     return np.asarray(np.sqrt(-2.0 * np.log1p(-radius)) * np.cos(2.0 * math.pi * angle))
 

@@ -186,8 +186,8 @@ def bind_to_sites(
     )
     needed = max(1, config.round.min_replies)
 
-    def availability(clients: int, round: int, key: Key) -> np.ndarray:
-        """Clients that can be sampled in a round; waits while there are too few."""
+    def availability(clients: np.ndarray, total: int, round: int, key: Key) -> np.ndarray:
+        """Which clients can be sampled in a round; waits while there are too few."""
         registry.poll()
         count = int(registry.available().sum())
         if count < needed:
@@ -200,7 +200,7 @@ def bind_to_sites(
                 f" round {round}: all rounds before are saved;"
                 " repeat flwr run when the sites are back"
             )
-        return registry.available()
+        return np.asarray(registry.available()[clients])
 
     # the coordinator does not know the sites' labels
     metadata = experiment.metadata | ({"label_counts": []} if own_data else {})

@@ -1,5 +1,5 @@
 """Availability: which clients are online in a round. Each constructor returns a pure function of
-the round's key.
+the round's key, and says it of the clients it is asked about, however many others there are.
 
 A client that is offline does not train in that round and keeps its model and state. Joined by `+`,
 a client is online if it is online by all parts.
@@ -17,20 +17,22 @@ from remanence.core.errors import InputError
 from remanence.core.expressions import PlainText
 from remanence.core.rng import Key
 
-# (clients, round, key of the round) -> [K] bool: online?
-Availability = Callable[[int, int, Key], np.ndarray]
+# (clients [k], number of all clients, round, key of the round) -> [k] bool: online?
+Availability = Callable[[np.ndarray, int, int, Key], np.ndarray]
 
 
 def always() -> Availability:
     """All clients are online in every round."""
-    return lambda clients, round, key: np.ones(clients, dtype=bool)
+    return lambda clients, total, round, key: np.ones(len(clients), dtype=bool)
 
 
 def random(*, offline: float = 0.1) -> Availability:
     """In every round each client is offline with probability `offline`, independently."""
     if not 0 <= offline < 1:
         raise InputError(f"availability random: offline is a probability below 1, not {offline}")
-    return lambda clients, round, key: key.fold_in("availability").uniform(clients) >= offline
+    return lambda clients, total, round, key: (
+        key.fold_in("availability").uniform(clients) >= offline
+    )
 
 
 def never(*, clients: PlainText = "") -> Availability:
@@ -42,24 +44,22 @@ def never(*, clients: PlainText = "") -> Availability:
             " clients, such as '3 7'"
         )
 
-    def draw(count: int, round: int, key: Key) -> np.ndarray:
-        if max(numbers) >= count:
+    def online(clients: np.ndarray, total: int, round: int, key: Key) -> np.ndarray:
+        if max(numbers) >= total:
             raise InputError(
                 f"availability never: there is no client {max(numbers)}: clients are numbered"
-                f" 0 to {count - 1}"
+                f" 0 to {total - 1}"
             )
-        online = np.ones(count, dtype=bool)
-        online[numbers] = False
-        return online
+        return np.isin(clients, numbers, invert=True)
 
-    return draw
+    return online
 
 
 def every(*, rounds: int = 2) -> Availability:
     """Client k is online in the rounds r with r mod `rounds` = k mod `rounds`."""
     if rounds < 1:
         raise InputError(f"availability every: rounds must be at least 1, not {rounds}")
-    return lambda clients, round, key: np.arange(clients) % rounds == round % rounds
+    return lambda clients, total, round, key: clients % rounds == round % rounds
 
 
 AVAILABILITIES: dict[str, Callable[..., Availability]] = {
@@ -76,6 +76,6 @@ def parse_availability(text: str) -> Availability:
         expressions.instantiate(call, AVAILABILITIES, "availability")
         for call in expressions.parse_parts(text)
     ]
-    return lambda clients, round, key: np.logical_and.reduce(
-        [part(clients, round, key) for part in parts]
+    return lambda clients, total, round, key: np.logical_and.reduce(
+        [part(clients, total, round, key) for part in parts]
     )

@@ -29,6 +29,9 @@ from remanence.results.run import REPORT, Comparison, Run
 from remanence.version import __version__
 
 HERE = Path(__file__).parent
+PARTITION_CLIENTS = (
+    2_000  # of the page of a partition: a browser draws a cell for each class of each
+)
 
 
 def write_report(results: Sequence[Run | Comparison], out: Path | None = None) -> Path:
@@ -55,13 +58,14 @@ def write_partition(table: PartitionTable, out: Path) -> Path:
         from remanence.report.partition import draw_client_data
         from remanence.report.schedule import draw_schedule
 
-        counts, clusters = table.label_counts.tolist(), table.clusters
-        lede = f"{len(counts)} clients, {len(table.classes)} classes" + (
+        total, counts = len(table.label_counts), table.label_counts[:PARTITION_CLIENTS].tolist()
+        clusters = [step[:PARTITION_CLIENTS] for step in table.clusters]
+        lede = f"{total} clients, {len(table.classes)} classes" + (
             f", {len(clusters)} time steps." if clusters else "."
         )
         figures = [draw_schedule(clusters, concepts=table.concepts)] if clusters else []
         origin = ", at time step 0" if clusters else ""
-        figures.append(draw_client_data(counts, table.classes, len(counts), origin))
+        figures.append(draw_client_data(counts, table.classes, total, origin))
         return _render(title=table.title, lede=lede, chapters={"Data": figures})
 
     return _write(out, render)

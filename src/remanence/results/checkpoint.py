@@ -47,6 +47,7 @@ from remanence.training.server_step import Server
 from remanence.training.state import RunState
 
 KEPT = 2
+FILES_AT_ONCE = 64  # clients' states that are flushed to the disk together
 HEADER_FACTOR = 100  # parsed JSON takes at most this many times the memory of its text
 
 
@@ -87,15 +88,7 @@ class CheckpointStore:
         """Write a checkpoint; does nothing if this round is saved already."""
         if state.round == self.last_round:
             return
-        (self.folder / OWN).make_folder()
-        client_files = dict(self.client_files)
-        for client, kept in state.client_states.items():
-            # states are immutable: the same object is the same content
-            if self.saved_states.get(client) is not kept:
-                content = to_bytes(kept)
-                name = f"client-{client:07d}.round-{state.round:07d}.safetensors"
-                (self.folder / OWN / name).write(content)
-                client_files[client] = ClientFile(name, sha256(content))
+        client_files = {**self.client_files, **self._write_client_states(state)}
         bound = bound_to_state(state.round, state.time_step, client_files, state.committed)
         content = to_bytes(as_tree(state), bound)
         manifest = Manifest(
@@ -162,6 +155,33 @@ class CheckpointStore:
         for folder in checkpoint_folders(self.folder):
             if round_of(folder) > self.last_round:
                 folder.delete_folder()
+
+    def _write_client_states(self, state: RunState) -> dict[int, ClientFile]:
+        """Write the clients' states that have changed since the last checkpoint."""
+        (self.folder / OWN).make_folder()
+        changed = [
+            client
+            for client, kept in state.client_states.items()
+            # states are immutable: the same object is the same content
+            if self.saved_states.get(client) is not kept
+        ]
+        written: dict[int, ClientFile] = {}
+        for first in range(0, len(changed), FILES_AT_ONCE):
+            contents = {
+                client: to_bytes(state.client_states[client])
+                for client in changed[first : first + FILES_AT_ONCE]
+            }
+            files = {
+                client: ClientFile(
+                    f"client-{client:07d}.round-{state.round:07d}.safetensors", sha256(content)
+                )
+                for client, content in contents.items()
+            }
+            (self.folder / OWN).write_files(
+                {files[client].file: content for client, content in contents.items()}
+            )
+            written |= files
+        return written
 
     def _read(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,14 +11,20 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.experiment.build import BuiltExperiment
 
+# With up to so many clients, the sample is the first of a random order of all of them, which takes
+# a millisecond or two; with more, that order would take a noticeable part of a round.
+MANY_CLIENTS = 1 << 16
 
-def online_clients(experiment: BuiltExperiment, round: int, key: Key) -> np.ndarray:
-    """Which clients are online in a round; `key` is the round's. -> [K] bool"""
-    return experiment.availability(experiment.task.info.num_clients, round, key)
+
+def online_clients(
+    experiment: BuiltExperiment, clients: np.ndarray, round: int, key: Key
+) -> np.ndarray:
+    """Which of these clients are online in a round; `key` is the round's. -> [k] bool"""
+    return experiment.availability(clients, experiment.task.info.num_clients, round, key)
 
 
 def sample_clients(
-    experiment: BuiltExperiment, online: np.ndarray, key: Key, busy: Sequence[int] = ()
+    experiment: BuiltExperiment, round: int, key: Key, busy: Sequence[int] = ()
 ) -> np.ndarray:
     """Sample the clients of a round from those that are online and not busy.
 
@@ -28,7 +34,7 @@ def sample_clients(
     Args:
         experiment: Its settings name the size of the sample, and whether clients are sampled
             without replacement or each independently (`clients.sampling=poisson`).
-        online: [K] bool, as `online_clients` returns it for the round.
+        round: Of the run.
         key: The round's.
         busy: Clients whose replies of earlier rounds have not arrived yet.
 
@@ -36,13 +42,44 @@ def sample_clients(
         [k] clients, ascending.
     """
     config, clients = experiment.config, experiment.task.info.num_clients
-    available = np.setdiff1d(np.flatnonzero(online), np.asarray(busy, dtype=np.int64))
+    wanted, draw = experiment.cohort_size, key.fold_in("cohort")
+
+    def available(some: np.ndarray) -> np.ndarray:
+        free = np.isin(some, busy, invert=True) if busy else np.ones(len(some), dtype=bool)
+        return np.asarray(some[free & online_clients(experiment, some, round, key)])
+
     if config.clients.sampling == "poisson":
-        # drawn for all clients: a client's draw does not depend on which others are available
-        drawn = key.fold_in("cohort").uniform(clients)
-        return np.asarray(available[drawn[available] < experiment.cohort_size / clients])
-    count = oversample(experiment.cohort_size, float(config.round.over_selection), len(available))
-    return np.asarray(available[key.fold_in("cohort").choice(len(available), count)])
+        # a client's draw does not depend on which others are available
+        return available(np.flatnonzero(draw.uniform(clients) < wanted / clients))
+    over_selection = float(config.round.over_selection)
+    if clients > MANY_CLIENTS:
+        few = _sample_from_many(
+            clients, oversample(wanted, over_selection, clients), draw, available
+        )
+        if few is not None:
+            return few
+    found = available(np.arange(clients))
+    count = oversample(wanted, over_selection, len(found))
+    return np.asarray(found[draw.choice(len(found), count)])
+
+
+def _sample_from_many(
+    clients: int, count: int, draw: Key, available: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray | None:
+    """Draw numbers of clients with replacement until `count` different ones are available: a
+    sample without replacement that costs nothing for the clients that are not drawn.
+
+    Returns:
+        [count], ascending; None where so many are not found among as many draws as clients.
+    """
+    draws = 2 * count
+    while draws < clients:
+        numbers, first = np.unique(draw.bits(draws) % np.uint64(clients), return_index=True)
+        found = available(numbers[np.argsort(first)].astype(np.int64))
+        if len(found) >= count:
+            return np.sort(found[:count])
+        draws *= 2
+    return None
 
 
 def oversample(wanted: int, over_selection: float, available: int) -> int:

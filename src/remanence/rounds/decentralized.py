@@ -109,9 +109,9 @@ class DecentralizedRound:
         self, client_models: ClientModels, round: int, key: Key
     ) -> tuple[np.ndarray, np.ndarray]:
         """The clients that are online, and those that take part. -> [K] bool, [K] bool"""
-        sampled = np.zeros(self.experiment.task.info.num_clients, dtype=bool)
-        online = online_clients(self.experiment, round, key)
-        sampled[sample_clients(self.experiment, online, key)] = True
+        clients = np.arange(self.experiment.task.info.num_clients)
+        online = online_clients(self.experiment, clients, round, key)
+        sampled = online & np.isin(clients, sample_clients(self.experiment, round, key))
         return online, sampled & ~client_models.early_stopped.numpy()
 
     def _begin(self, state: RunState, time_step: int) -> tuple[RunState, list[Rejection], bool]:

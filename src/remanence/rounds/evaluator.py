@@ -236,9 +236,7 @@ class ServerEvaluator(Evaluator):
 
     def _rows(self, state: RunState, columns: dict[str, int]) -> list[dict[str, Any]]:
         """A row of metrics.jsonl for each split."""
-        used = state.models_used_by(self.clients)
-        shares = np.bincount(used, minlength=len(state.global_models)) / len(used)
-        success = self.attack_success(state.models, shares)
+        success = self.attack_success(state.models, state.model_shares())
         rows = []
         for split in self.splits:
             summary = summarize(*self._weighted_confusion(split, state))

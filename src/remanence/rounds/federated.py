@@ -16,7 +16,7 @@ from remanence.core.errors import AggregationFailed
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 from remanence.experiment.build import BuiltExperiment
-from remanence.rounds.client_sampling import online_clients, sample_clients
+from remanence.rounds.client_sampling import sample_clients
 from remanence.rounds.clustered import reassign_clients
 from remanence.rounds.evaluator import ServerEvaluator
 from remanence.rounds.privacy_budget import epsilon_spent
@@ -128,7 +128,7 @@ def make_work(experiment: BuiltExperiment, state: RunState, round: int) -> Clien
     key = Key(experiment.config.seed).fold_in("round", round)
     time_step = experiment.config.time_step(round)
     busy = [int(stale.reply.client) for stale in state.stale]
-    clients = sample_clients(experiment, online_clients(experiment, round, key), key, busy)
+    clients = sample_clients(experiment, round, key, busy)
     stats = experiment.client_stats(clients, time_step)
     several_models = len(state.global_models) > 1
     return ClientWork(

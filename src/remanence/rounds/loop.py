@@ -55,6 +55,9 @@ from remanence.rounds.setup import Round, first_state, make_round, state_schema
 from remanence.rounds.time_limit import TimeLimit
 from remanence.training.state import RunState
 
+# Checkpoints are so many times as far apart as one takes, unless each round is followed by one.
+PAUSE_FACTOR = 10
+
 EngineFor = Callable[[BuiltExperiment], Engine]  # makes the engine of a run
 
 
@@ -311,7 +314,7 @@ class TrainingLoop:
         self.store.save(self.state)
 
     def _run_rounds(self, time_limit: TimeLimit) -> None:
-        saved = time.monotonic()
+        saved, pause = time.monotonic(), float(self.config.checkpoint.seconds)
         while self.state.round < self.last:
             if time_limit.passed():
                 self.save()
@@ -326,10 +329,13 @@ class TrainingLoop:
             self.progress.round(line)
             for text in self.checks.check(line):
                 self.progress.log(f"{self.title}: {text}")
-            due = time.monotonic() - saved >= self.config.checkpoint.seconds
-            if due or self.state.round == self.last:
+            now = time.monotonic()
+            if now - saved >= pause or self.state.round == self.last:
                 self.save()
                 saved = time.monotonic()
+                if pause:  # what many clients keep takes long to save
+                    seconds = float(self.config.checkpoint.seconds)
+                    pause = max(seconds, PAUSE_FACTOR * (saved - now))
         for sentence in describe_guarantees(self.guarantees, self.state.round):
             self.progress.log(sentence)
 

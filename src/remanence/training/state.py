@@ -104,6 +104,13 @@ class RunState:
         used: np.ndarray = self.model_of_client.numpy()[clients]
         return used
 
+    def model_shares(self) -> np.ndarray:
+        """The fraction of the clients that use each global model. -> [M]"""
+        if self.model_of_client is None:
+            return np.ones(1)
+        used, models = self.model_of_client.numpy(), len(self.global_models)
+        return np.asarray(np.bincount(used, minlength=models) / len(used))
+
 
 def load_client_states(
     state: RunState, task: TrainingTask, clients: np.ndarray, stats: ClientStats
