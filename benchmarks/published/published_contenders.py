@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from contenders import Contender
-from environments import CannotInstall, make_environment
+from environments import CannotInstall, find_environment, make_environment
 from turns import SOURCE, find_error
 
 from remanence.core.errors import unknown
@@ -120,6 +120,8 @@ def find_interpreter(contender: Contender, envs: Path, python: str) -> str:
     """
     if not contender.environment:
         return sys.executable
+    if found := find_environment(contender.environment, envs):
+        return str(found)
     if contender.environment == "blazefl":
         python = newer_python(python)
     return str(make_environment(contender.environment, envs, python))

@@ -22,15 +22,11 @@ HEAD = (
 
 def render(job: PublishedJob, results: Sequence[dict[str, Any]], target: float) -> str:
     """A table in Markdown, what was published, who could not run, and how each ran."""
-    head = [*HEAD, f"s to {target:.0%}"]
-    lines = [" | ".join(head), "|".join(["---", "---", *["--:"] * (len(head) - 2)])]
     courses = [(result, course_of(result)) for result in results]
-    lines += [
-        " | ".join(cells(result, course, target))
-        for result, course in courses
-        if not course.problem
-    ]
-    lines = [f"| {line} |" for line in lines]
+    rows = [cells(result, course, target) for result, course in courses if not course.problem]
+    head = [*HEAD, f"s to {target:.0%}"]
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    lines.insert(1, f"|---|---|{'--:|' * (len(head) - 2)}")
     lines += ["", f"{job.about}.", f"Published: {job.published}."]
     if results:
         one = results[0]
