@@ -27,7 +27,8 @@ def render(job: PublishedJob, results: Sequence[dict[str, Any]], target: float) 
     head = [*HEAD, f"s to {target:.0%}"]
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     lines.insert(1, f"|---|---|{'--:|' * (len(head) - 2)}")
-    lines += ["", f"{job.about}.", f"Published: {job.published}."]
+    lines += ["", f"{job.about}.", f"Published: {job.published}.", f"Differs: {job.differs}."]
+    lines += [f"Source: {source}" for source in job.sources]
     if results:
         one = results[0]
         lines.append(

@@ -197,6 +197,7 @@ def test_who_fails_or_hangs_is_left_out_with_the_reason(
     assert "- broken did not run: ValueError: no such thing" in lines
     assert newer or any("BlazeFL needs Python 3.12 or newer" in line for line in lines)
     assert any("2 of 3 rounds, extrapolated: no" in line for line in lines)
+    assert sum(line.startswith("Source: ") for line in lines) == 2
 
 
 def test_the_course_of_a_run() -> None:
