@@ -4,10 +4,11 @@ package whose job it is.
     python benchmarks/published/published.py [blazefl-cnn blazefl-resnet18 pfl-cnn]
         [--rounds N] [--minutes 10] [--device cuda] [--contenders remanence plain]
 
-A contender that is not done after `--minutes` is stopped, and its rounds until then count. Every
-round is printed as it comes. With `--out FILE` the results are appended to a file, and a second
-call goes on with what is missing there. The packages run in environments of their own, which the
-first call makes; where that fails, the table says so. Run it on an idle machine.
+The contenders take turns, a round each. One whose rounds took `--minutes` is stopped, and its
+rounds until then count. Every round is printed as it comes. With `--out FILE` the results are appended to
+a file, and a second call goes on with what is missing there. The packages run in environments of
+their own, which the first call makes; where that fails, the table says so. Run it on an idle
+machine.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,11 @@ from environments import CannotInstall
 from published_contenders import (
     CONTENDERS,
     Course,
+    Player,
     choose_contenders,
+    describe_progress,
     find_interpreter,
-    run_contender,
+    play_rounds,
 )
 from published_jobs import JOBS, settings_of, write_task
 from published_table import render
@@ -124,35 +128,45 @@ def run_job(
         job, options.rounds, options.data, options.data_dir, options.device, options.precision
     )
     say(f"{name}: {job.about}")
-    with tempfile.TemporaryDirectory(prefix="remanence-published-") as folder:
-        task = Path(folder) / "task"
-        for contender in choose_contenders(options.contenders, job.peer):
-            kind = describe_run(name, contender.name, settings, options.minutes)
-            if kept := [result for result in done if result.items() >= kind.items()]:
-                say(f"  {contender.name}: is in {options.out}")
-                results.append(kept[-1])
-                continue
-            course = Course(contender.name)
-            try:
-                python = find_interpreter(contender, options.envs.resolve(), options.python)
-                if not task.exists():
+    courses: dict[str, Course] = {}
+    ended = False
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="remanence-published-") as folder,
+            ExitStack() as stack,
+        ):
+            task, players = Path(folder) / "task", []
+            for contender in choose_contenders(options.contenders, job.peer):
+                kind = describe_run(name, contender.name, settings, options.minutes)
+                if kept := [result for result in done if result.items() >= kind.items()]:
+                    say(f"  {contender.name}: is in {options.out}")
+                    results.append(kept[-1])
+                    continue
+                course = courses[contender.name] = Course(contender.name)
+                try:
+                    python = find_interpreter(contender, options.envs.resolve(), options.python)
+                except CannotInstall as failure:
+                    course.problem = str(failure)
+                    continue
+                if not players:
                     write_task(job, settings, task)
-                run_contender(contender, python, task, options.minutes, say, course)
-            except CannotInstall as failure:
-                course.problem = str(failure)
-            finally:
-                result = kind | {"published_rounds": job.settings["rounds"]} | course.to_json()
-                if course.seconds or course.problem:
-                    results.append(result)
-                if options.out and not course.problem and is_complete(result):
-                    with options.out.open("a") as file:
-                        print(json.dumps(result), file=file)
-
-
-def is_complete(result: dict[str, Any]) -> bool:
-    """Whether it ran to its last round or to its last minute, and not to Ctrl-C."""
-    used = result["before"] + (result["seconds"][-1] if result["seconds"] else 0)
-    return len(result["seconds"]) == result["rounds"] or used > 0.5 * 60 * result["minutes"]
+                players.append(Player(contender, python, task, course))
+                stack.callback(players[-1].stop)
+                players[-1].prepare()  # alone: an engine is chosen by trials
+                say(f"  {contender.name}: {describe_progress(course)}")
+            play_rounds(players, settings["rounds"], options.minutes, say)
+            ended = True
+    finally:
+        for contender, course in courses.items():
+            result = describe_run(name, contender, settings, options.minutes) | {
+                "published_rounds": job.settings["rounds"],
+                **course.to_json(),
+            }
+            if course.seconds or course.problem:
+                results.append(result)
+            if options.out and ended and not course.problem:
+                with options.out.open("a") as file:
+                    print(json.dumps(result), file=file)
 
 
 def describe_run(

@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 from contenders import Contender
 from environments import CannotInstall, find_environment, make_environment
-from turns import SOURCE, find_error
+from turns import PATIENCE, SOURCE, find_error
 
 from remanence.core.errors import unknown
 
@@ -63,6 +63,7 @@ class Course:
         seconds: From then to the end of each round and its evaluation.
         evaluations: Round, mean loss and accuracy on the test set.
         problem: Why there is no run.
+        over: Whether it ended or was stopped.
     """
 
     contender: str
@@ -72,6 +73,7 @@ class Course:
     seconds: list[float] = field(default_factory=list)
     evaluations: list[tuple[int, float, float]] = field(default_factory=list)
     problem: str = ""
+    over: bool = False
 
     def hear(self, message: dict[str, Any]) -> None:
         """Take in a line of the contender."""
@@ -137,59 +139,85 @@ def newer_python(python: str) -> str:
     raise CannotInstall("not installed: BlazeFL needs Python 3.12 or newer, give --python one")
 
 
-def run_contender(
-    contender: Contender,
-    python: str,
-    folder: Path,
-    minutes: float,
-    say: Callable[[str], None],
-    course: Course,
-) -> None:
-    """Run one contender and take in its rounds as they come. It is stopped after so many minutes,
-    and what it did until then counts.
-    """
-    hidden = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}  # everyone chooses threads by default
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    environment["PYTHONPATH"] = os.pathsep.join([str(SOURCE), str(HERE.parent / "peers")])
-    if json.loads((folder / "task.json").read_text())["device"] == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    log = folder / f"log-{contender.name}.txt"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            [python, str(HERE / contender.driver), str(folder), contender.name],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environment | contender.settings,
-            start_new_session=True,
-        )
+class Player:
+    """A contender's process, which plays a round whenever it is told to."""
 
-    late = threading.Event()
+    def __init__(self, contender: Contender, python: str, folder: Path, course: Course):
+        self.contender, self.course = contender, course
+        hidden = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}  # everyone chooses threads by default
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment["PYTHONPATH"] = os.pathsep.join([str(SOURCE), str(HERE.parent / "peers")])
+        if json.loads((folder / "task.json").read_text())["device"] == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        self._log = folder / f"log-{contender.name}.txt"
+        with self._log.open("w") as errors:
+            self._process = subprocess.Popen(
+                [python, str(HERE / contender.driver), str(folder), contender.name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=environment | contender.settings,
+                start_new_session=True,
+            )
 
-    def stop() -> None:
-        late.set()
-        with suppress(ProcessLookupError):  # with the processes that it started
-            os.killpg(process.pid, signal.SIGKILL)
-
-    timer = threading.Timer(60 * minutes, stop)
-    timer.start()
-    try:
-        with process.stdout as lines:
-            for line in lines:
-                course.hear(json.loads(line))
-                say(f"  {contender.name}: {describe_progress(course)}")
-        if process.wait() and not late.is_set():
-            course.problem = find_error(log.read_text(errors="replace"))
-        elif not course.seconds:
-            course.problem = f"no round within {minutes:g} minutes"
-    finally:
+    def hear(self, seconds: float) -> None:
+        """Take in its next line. Where there is none within so many seconds, it is stopped."""
+        late = threading.Event()
+        timer = threading.Timer(seconds, lambda: (late.set(), self._kill()))
+        timer.start()
+        line = self._process.stdout.readline()
         timer.cancel()
-        stop()
-        process.wait()
+        if line:
+            self.course.hear(json.loads(line))
+        elif not late.is_set():
+            self.course.problem = find_error(self._log.read_text(errors="replace"))
+        elif not self.course.seconds:
+            self.course.problem = f"no round within {seconds / 60:.3g} minutes"
+        self.course.over |= not line
+
+    def prepare(self) -> None:
+        """Wait until it is ready for its first round."""
+        self.hear(PATIENCE)
+
+    def play(self, minutes: float) -> None:
+        """One round, of a run that takes at most so many minutes."""
+        used = self.course.seconds[-1] if self.course.seconds else 0.0
+        with suppress(OSError):  # it is gone: what it said last tells why
+            print("go", file=self._process.stdin, flush=True)
+        self.hear(max(1.0, 60 * minutes - used))
+
+    def stop(self) -> None:
+        self._kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):
+                stream.close()
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):  # with the processes that it started
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def play_rounds(
+    players: Sequence[Player], rounds: int, minutes: float, say: Callable[[str], None]
+) -> None:
+    """All of them a round each, then the next one, so that other work on the machine is unfair to
+    all alike. Each begins one place further on.
+    """
+    for turn in range(rounds if players else 0):
+        first = turn % len(players)
+        for player in [*players[first:], *players[:first]]:
+            course = player.course
+            if course.over or (course.seconds and course.seconds[-1] >= 60 * minutes):
+                continue
+            player.play(minutes)
+            say(f"  {player.contender.name}: {describe_progress(course)}")
 
 
 def describe_progress(course: Course) -> str:
+    if course.over:
+        return course.problem or "stopped"
     if not course.seconds:
         return f"{course.note}; {course.before:.1f} s before the first round"
     number = len(course.seconds)

@@ -1,8 +1,8 @@
 """What the contenders of a published job share: its files, and how they report their rounds.
 
 A contender runs in its own environment and is called `python X_published.py FOLDER NAME`. It writes
-one line of JSON when it is ready for its first round and one after every round; what it or its
-packages print goes to the log. This file needs numpy and nothing else.
+one line of JSON when it is ready for its first round and one after every round, and then waits for
+its turn; what it or its packages print goes to the log. This file needs numpy and nothing else.
 """
 
 from __future__ import annotations
@@ -59,27 +59,32 @@ class PublishedTask:
 
 
 class Reports:
-    """Lines of JSON over what was standard output."""
+    """The conversation with the runner: lines of JSON over what was standard output, and a word
+    over standard input before every round. The time between a line and the next word, in which
+    others work, does not count.
+    """
 
     def __init__(self) -> None:
         self._lines = os.fdopen(os.dup(sys.stdout.fileno()), "w")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        self._begin = time.perf_counter()
+        self._spent, self._begin = 0.0, time.perf_counter()
 
     def start(self, versions: str, note: str) -> None:
         """Everything is read and made: the clock of the rounds starts."""
-        self._say({"versions": versions, "note": note, "seconds": self._elapsed()})
-        self._begin = time.perf_counter()
+        self._say(versions=versions, note=note)
+        self._spent = 0.0
 
     def round(self, number: int, loss: float | None = None, accuracy: float | None = None) -> None:
         """A round is over, with its evaluation if it has one; on a GPU, nothing is pending."""
-        self._say({"round": number, "seconds": self._elapsed(), "loss": loss, "accuracy": accuracy})
+        self._say(round=number, loss=loss, accuracy=accuracy)
 
-    def _elapsed(self) -> float:
-        return time.perf_counter() - self._begin
-
-    def _say(self, message: dict[str, Any]) -> None:
-        print(json.dumps(message), file=self._lines, flush=True)
+    def _say(self, **message: Any) -> None:
+        self._spent += time.perf_counter() - self._begin
+        print(json.dumps(message | {"seconds": self._spent}), file=self._lines, flush=True)
+        # further processes of a contender wait for the first one and not for the runner
+        if os.environ.get("PFL_WORKER_RANK", "0") == "0" and sys.stdin.readline() != "go\n":
+            raise SystemExit(0)
+        self._begin = time.perf_counter()
 
 
 def versions_of(*packages: str) -> str:

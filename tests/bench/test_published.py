@@ -173,7 +173,7 @@ def test_who_fails_or_hangs_is_left_out_with_the_reason(
     """One contender raises after a round, one plays two rounds and then sleeps, one cannot be
     installed.
     """
-    say = "import json, sys, time\ndef say(**line): print(json.dumps(line), flush=True)\n"
+    say = "import json, sys, time\ndef say(**line): print(json.dumps(line), flush=True), input()\n"
     ready = "say(versions='v', note='n', seconds=0.5)\n"
     first = "say(round=1, seconds=2.0, loss=1.5, accuracy=0.4)\n"
     second = "say(round=2, seconds=3.0, loss=1.0, accuracy=0.6)\n"
@@ -238,7 +238,7 @@ def test_errors(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(published, "run_contender", lambda *_: pytest.fail("work began"))
+    monkeypatch.setattr(published, "play_rounds", lambda *_: pytest.fail("work began"))
     monkeypatch.setattr(published, "find_interpreter", lambda *_: sys.executable)
     assert published.main([*arguments, "--device", "cpu"]) == InputError.exit_code
     assert sentence in capsys.readouterr().err
