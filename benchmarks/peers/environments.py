@@ -18,19 +18,26 @@ class CannotInstall(Exception):
     """Why a simulator does not take part."""
 
 
+def find_environment(name: str, folder: Path) -> Path | None:
+    """The interpreter of that environment, if it was made from today's pins."""
+    interpreter, stamp = folder / name / "bin" / "python", folder / name / STAMP
+    current = stamp.is_file() and stamp.read_text() == (PINS / f"{name}.txt").read_text()
+    return interpreter if current and interpreter.exists() else None
+
+
 def make_environment(name: str, folder: Path, python: str) -> Path:
     """The environment of that file of pins, below the folder. -> its interpreter"""
+    if found := find_environment(name, folder):
+        return found
     pins, home = (PINS / f"{name}.txt").read_text(), folder / name
-    interpreter, stamp = home / "bin" / "python", home / STAMP
-    if stamp.is_file() and stamp.read_text() == pins and interpreter.exists():
-        return interpreter
+    interpreter = home / "bin" / "python"
     call(python, "-m", "venv", "--clear", str(home))
     # torch comes first and alone: left to choose among versions, pip may fetch gigabytes of CUDA
     # packages.
     if torch := [line for line in pins.splitlines() if line.startswith("torch==")]:
         call(str(interpreter), *QUIETLY, *torch)
     call(str(interpreter), *QUIETLY, "--requirement", str(PINS / f"{name}.txt"))
-    stamp.write_text(pins)
+    (home / STAMP).write_text(pins)
     return interpreter
 
 

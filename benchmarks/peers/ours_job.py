@@ -16,7 +16,7 @@ def main() -> None:
     experiment, state, work = prepare(JOBS[job.name], "cpu", "fp32", job.changes)
     choice, engine = start_engine(experiment, work)
     turns.ready(
-        "remanence", "torch", note=f"engine {choice.reason}; {torch.get_num_threads()} threads"
+        "remanence-fl", "torch", note=f"engine {choice.reason}; {torch.get_num_threads()} threads"
     )
     try:
         while True:

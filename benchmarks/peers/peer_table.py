@@ -6,11 +6,12 @@ import os
 import platform
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from contenders import OURS, PLAIN
 from turns import Score
+
+from remanence.bench.machine import processor_name
 
 HEAD = ("job", "simulator", "versions", "median s", "minimum s", "times ours", "first round apart")
 
@@ -107,16 +108,7 @@ def _sum_up(job: str, results: Sequence[dict[str, Any]]) -> str:
 def describe_machine(repeat: int) -> str:
     """Where and how it was measured, with the load that was there before."""
     return (
-        f"{_processor()}, {os.cpu_count()} cores, {platform.platform()}, Python"
+        f"{processor_name()}, {os.cpu_count()} cores, {platform.platform()}, Python"
         f" {platform.python_version()}; medians of {repeat} rounds after one to warm up, "
         f"contenders in turns; load average before the start {os.getloadavg()[0]:.1f}."
     )
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 import resource
 from collections.abc import Callable, Iterator
@@ -43,15 +44,24 @@ def peak_of_process() -> int:
 def about_machine(experiment: BuiltExperiment, threads: int) -> dict[str, Any]:
     """The machine and the versions that a result was measured with."""
     device = experiment.task.info.device
-    name = (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
-    )
     return {
         "device": str(device),
-        "device_name": name,
+        "device_name": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else processor_name(),
+        "cores": os.cpu_count(),
         "precision": experiment.config.precision,
         "threads": threads,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": platform.platform(),
     }
+
+
+def processor_name() -> str:
+    """The processor's model, where the system says it."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -9,7 +9,7 @@ import gc
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,22 +149,20 @@ def measure(job: BenchJob, device: str, precision: str, repeat: int) -> dict[str
         "lower_bound_seconds": lower_bound_seconds,
         "difference_in_float64": difference,
     }
-    return (
-        describe(job, experiment, ours_threads, times["ours"], rows, peak(), choice.reason) | more
-    )
+    return describe(job, experiment, ours_threads, times, rows, peak(), choice.reason) | more
 
 
 def describe(
     job: BenchJob,
     experiment: BuiltExperiment,
     threads: int,
-    times: Sequence[float],
+    times: Mapping[str, Sequence[float]],
     rows: int,
     peak: int,
     engine: str,
 ) -> dict[str, Any]:
     """The fields of every result. Comparisons that a job does not have are None."""
-    seconds = statistics.median(times)
+    seconds = statistics.median(times["ours"])
     return {
         "job": job.name,
         "about": job.about,
@@ -172,8 +170,7 @@ def describe(
         "share_of_lower_bound": None,
         "samples_per_second": rows / seconds,
         "seconds": seconds,
-        "fastest_seconds": min(times),
-        "slowest_seconds": max(times),
+        "all_seconds": {name: list(turns) for name, turns in times.items()},
         "peak_memory_bytes": peak,
         "engine": engine,
         "relative_to": None,
@@ -293,9 +290,7 @@ def measure_batched(job: BenchJob, device: str, precision: str, repeat: int) -> 
         VectorizedEngine(experiment.task, MAX_STACK["cuda"], choice.execution)
     ) as engine:  # on a CPU too
         ours = partial(train_works, engine, works)
-        times = interleave({"ours": (ours, choice.threads)}, repeat, experiment.task.info.device)[
-            "ours"
-        ]
+        times = interleave({"ours": (ours, choice.threads)}, repeat, experiment.task.info.device)
         with watching_memory(experiment.task.info.device) as peak:
             ours()
     torch.set_num_threads(threads)
@@ -368,7 +363,8 @@ def measure_memory(job: BenchJob, device: str, precision: str) -> dict[str, Any]
         peaks.append(peak())
     torch.set_num_threads(threads)
     other = f"{job.name} with {job.smaller['clients.count']:,} clients (memory)"
-    return describe(job, experiment, choice.threads, [seconds], rows, peaks[1], choice.reason) | {
+    times = {"ours": [seconds]}
+    return describe(job, experiment, choice.threads, times, rows, peaks[1], choice.reason) | {
         "relative_to": other,
         "ratio_to_relative": peaks[1] / peaks[0],
     }
