@@ -323,7 +323,10 @@ class Experiment(Section):
         description="Seconds of wall time after which a worker that does not answer is replaced."
         " 0: never.",
     )
-    threads: Natural = Field(default=0, description="Threads of torch. 0: the default of torch.")
+    threads: Natural = Field(
+        default=0,
+        description="Threads of torch. 0: 1 beside worker processes, else torch's default.",
+    )
     device: StrictStr = Field(default="auto", description="Device: auto, cpu or cuda.")
     precision: Literal["fp32", "fp64", "tf32", "bf16"] = Field(
         default="fp32", description="Numeric precision: fp32, fp64, tf32 or bf16."

@@ -308,7 +308,7 @@ class Trials:
         failure = f"; {self.failure}" if self.failure else ""
         return EngineChoice(
             best.name,
-            threads,
+            1 if best.name == "processes" else threads,  # the workers use all cores
             f"{best}: {about}{times}{more}{failure}",
             best.execution,
             best.stack if best.name == "processes" else stack,

@@ -40,7 +40,9 @@ def resolve_defaults(
     return config.model_copy(
         update={
             "model": model_name,
-            "threads": config.threads or torch.get_num_threads(),
+            # worker processes, with a thread each, use all cores
+            "threads": config.threads
+            or (1 if config.engine == "processes" else torch.get_num_threads()),
             "device": str(device),
             "clients": config.clients.model_copy(update={"count": clients}),
             "data": config.data.model_copy(
