@@ -138,7 +138,7 @@ def summarize(cases: Sequence[Case], answers: dict[str, dict[str, Any]], seconds
 
 @contextlib.contextmanager
 def start_worker(options: argparse.Namespace, jobs: int) -> Iterator[Worker]:
-    """Start a process for cases. It is no child of `multiprocessing`: in one of those one thread
+    """Launch a process for cases. It is no child of `multiprocessing`: in one of those one thread
     alone would compile the steps.
     """
     folders = [str(TESTS.parent / "src"), str(TESTS), os.environ.get("PYTHONPATH", "")]

@@ -58,7 +58,7 @@ def test_fewer_than_wanted_are_refused(factor: float) -> None:
 CROWD = MANY_CLIENTS + 1
 
 
-def crowd(sample: int, **settings: object) -> BuiltExperiment:
+def many_clients(sample: int, **settings: object) -> BuiltExperiment:
     """An experiment of 6 clients, said to have more than `MANY_CLIENTS`."""
     experiment = small_experiment("fedavg", {"clients.sample": 6, **settings})
     info = replace(experiment.task.info, num_clients=CROWD)
@@ -69,7 +69,7 @@ def test_a_sample_of_many_is_as_often_any_client() -> None:
     """600 rounds of 200: 120,000 draws, of which each tenth of the numbers gets 12,000; the deviation
     is below sqrt(120,000 * .09) = 104, and five of them are 520.
     """
-    experiment = crowd(200)
+    experiment = many_clients(200)
     rounds = [sample_clients(experiment, round, Key(3).fold_in(round)) for round in range(600)]
     assert all(len(found) == 200 and (np.diff(found) > 0).all() for found in rounds)
     counts = np.histogram(np.concatenate(rounds), bins=10, range=(0, CROWD))[0]
@@ -80,7 +80,7 @@ def test_a_sample_of_many_is_as_often_any_client() -> None:
 @pytest.mark.parametrize("sample", [10, 1_000, CROWD // 3, CROWD])
 def test_a_sample_of_many_has_available_clients_alone(sample: int) -> None:
     """Half are offline; so one that wants more than these gets all of them."""
-    experiment = crowd(sample, **{"clients.availability": "every(rounds=2)"})
+    experiment = many_clients(sample, **{"clients.availability": "every(rounds=2)"})
     busy = range(0, 2_000, 4)
     found = sample_clients(experiment, 2, Key(1), busy)
     online = len(range(0, CROWD, 2))
@@ -91,7 +91,7 @@ def test_a_sample_of_many_has_available_clients_alone(sample: int) -> None:
 
 
 def test_a_sample_of_many_looks_at_few() -> None:
-    experiment, asked = crowd(10), list[int]()
+    experiment, asked = many_clients(10), list[int]()
 
     def online(clients: np.ndarray, total: int, round: int, key: Key) -> np.ndarray:
         asked.append(len(clients))
