@@ -36,6 +36,10 @@ class ReportedProgress:
     def note(self, text: str) -> None:
         print(text)
 
+    def prepare(self, text: str) -> None:
+        if text:
+            print(text)
+
     def finish(self) -> None: ...
 
 

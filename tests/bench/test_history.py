@@ -154,7 +154,7 @@ def test_lines_of_real_runs_are_appended_and_compared(
     monkeypatch.setattr(
         runner,
         "choose_engine",
-        lambda task, work, rounds: EngineChoice("sequential", 1, "sequential: as asked"),
+        lambda task, work, workload: EngineChoice("sequential", 1, "sequential: as asked"),
     )
     monkeypatch.setattr("remanence.bench.baselines.compiler_works", lambda device: False)
     file = tmp_path / "history.jsonl"
