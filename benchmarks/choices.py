@@ -60,7 +60,7 @@ NETWORKS: dict[str, Mapping[str, Any]] = {
 WORKLOADS = tuple(
     Workload(rounds * runs, runs, runs) for runs in (1, 10) for rounds in (5, 50, 500, 5_000)
 )
-# `auto` may take this many times as long as the best choice, or so many seconds longer: its trials
+# `auto` may take WITHIN times as long as the best choice, or WITHIN_S seconds longer: its trials
 # take a second.
 WITHIN, WITHIN_S = 1.15, 1.0
 

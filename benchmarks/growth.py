@@ -48,7 +48,7 @@ PLAIN: dict[str, Any] = {
 
 
 def table(train: int, test: int = 2_000, classes: int = 10) -> str:
-    """A synthetic table with so many training and test examples."""
+    """A synthetic table with the given numbers of training and test examples."""
     share = test / (train + test)
     return (
         f"synthetic(samples={train + test}, classes={classes}, features={FEATURES}, test={share!r})"
@@ -56,7 +56,7 @@ def table(train: int, test: int = 2_000, classes: int = 10) -> str:
 
 
 def with_clients(method: str) -> Callable[[int], dict[str, Any]]:
-    """100 of so many clients a round, four examples each."""
+    """100 of `clients` clients a round, four examples each."""
     return lambda clients: {
         "method": method,
         "data.name": table(4 * clients),
@@ -67,7 +67,7 @@ def with_clients(method: str) -> Callable[[int], dict[str, Any]]:
 
 
 def with_parameters(parameters: int) -> dict[str, Any]:
-    """Two of ten clients, one after the other, two steps each, with a network of so many parameters
+    """Two of ten clients, one after the other, two steps each, with a network of this number of parameters
     in two layers. There are 200 test examples, on which it is evaluated after each round.
     """
     width = round(math.sqrt(parameters + 21.5**2) - 21.5)
@@ -82,7 +82,7 @@ def with_parameters(parameters: int) -> dict[str, Any]:
 
 
 def with_classes(classes: int) -> dict[str, Any]:
-    """Ten of 100 clients, 200 examples each, and so many classes."""
+    """Ten of 100 clients, 200 examples each, and `classes` classes."""
     return {
         "data.name": table(20_000, classes=classes),
         "clients.count": 100,
@@ -92,7 +92,7 @@ def with_classes(classes: int) -> dict[str, Any]:
 
 
 def with_runs(runs: int) -> dict[str, Any]:
-    """Four of 100 clients, 40 examples each, in a stack that has room for so many seeds."""
+    """Four of 100 clients, 40 examples each, in a stack that has room for `runs` seeds."""
     return {
         "data.name": table(4_000),
         "clients.count": 100,

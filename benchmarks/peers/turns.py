@@ -45,33 +45,52 @@ class Score:
     problem: str = ""
 
 
+def start_driver(
+    scripts: Path, contender: Contender, python: str, folder: Path, environment: dict[str, str]
+) -> tuple[subprocess.Popen[str], Path]:
+    """Launch a contender's script in a session of its own.
+
+    Args:
+        scripts: The folder of the script.
+        contender: Whose script.
+        python: The interpreter.
+        folder: Of the job; gets the log.
+        environment: Changes of the caller's environment.
+
+    Returns:
+        The process, which reads and writes lines, and the log of its errors.
+    """
+    # everyone chooses threads by default, whatever the caller's shell says
+    hidden = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    log = folder / f"log-{contender.name}.txt"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [python, str(scripts / contender.driver), str(folder), contender.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=inherited | environment | contender.settings,
+            start_new_session=True,
+        )
+    return process, log
+
+
 class Player:
     """A contender's process, which plays a round whenever it is told to."""
 
     def __init__(self, contender: Contender, python: str, folder: Path, patience: float = PATIENCE):
         self.score = Score(contender)
         self._patience = patience
-        self._log = folder / f"log-{contender.name}.txt"
         self._heard: queue.Queue[str] = queue.Queue()
-        # everyone chooses threads by default, whatever the caller's shell says
-        hidden = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment |= {
+        environment = {
             "PYTHONPATH": str(SOURCE),
             "CUDA_VISIBLE_DEVICES": "",
             "JAX_PLATFORMS": "cpu",
             "FLWR_HOME": str(folder / "flower"),
         }
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [python, str(HERE / contender.driver), str(folder), contender.name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=environment | contender.settings,
-                start_new_session=True,
-            )
+        self._process, self._log = start_driver(HERE, contender, python, folder, environment)
         self._ear = threading.Thread(target=self._listen, daemon=True)
         self._ear.start()
 

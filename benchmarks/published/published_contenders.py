@@ -18,7 +18,7 @@ from typing import Any
 
 from contenders import Contender
 from environments import CannotInstall, find_environment, make_environment
-from turns import PATIENCE, SOURCE, find_error
+from turns import PATIENCE, SOURCE, find_error, start_driver
 
 from remanence.core.errors import unknown
 
@@ -140,29 +140,17 @@ def newer_python(python: str) -> str:
 
 
 class Player:
-    """A contender's process, which plays a round whenever it is told to."""
+    """A contender's process, which runs a round for each line it gets."""
 
     def __init__(self, contender: Contender, python: str, folder: Path, course: Course):
         self.contender, self.course = contender, course
-        hidden = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}  # everyone chooses threads by default
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
-        environment["PYTHONPATH"] = os.pathsep.join([str(SOURCE), str(HERE.parent / "peers")])
+        environment = {"PYTHONPATH": os.pathsep.join([str(SOURCE), str(HERE.parent / "peers")])}
         if json.loads((folder / "task.json").read_text())["device"] == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
-        self._log = folder / f"log-{contender.name}.txt"
-        with self._log.open("w") as errors:
-            self._process = subprocess.Popen(
-                [python, str(HERE / contender.driver), str(folder), contender.name],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=environment | contender.settings,
-                start_new_session=True,
-            )
+        self._process, self._log = start_driver(HERE, contender, python, folder, environment)
 
     def hear(self, seconds: float) -> None:
-        """Take in its next line. Where there is none within so many seconds, it is stopped."""
+        """Take in its next line. Without one within `seconds`, it is stopped."""
         late = threading.Event()
         timer = threading.Timer(seconds, lambda: (late.set(), self._kill()))
         timer.start()
@@ -181,7 +169,7 @@ class Player:
         self.hear(PATIENCE)
 
     def play(self, minutes: float) -> None:
-        """One round, of a run that takes at most so many minutes."""
+        """One round of a run that takes at most `minutes`."""
         used = self.course.seconds[-1] if self.course.seconds else 0.0
         with suppress(OSError):  # it is gone: what it said last tells why
             print("go", file=self._process.stdin, flush=True)

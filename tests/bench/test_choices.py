@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from bench.scripts import load_script
 
 from remanence.engines.autotune import Candidate
 from remanence.engines.cost import Timing, Workload
@@ -14,13 +11,7 @@ from remanence.rounds.federated import make_work
 from remanence.rounds.setup import first_state
 from remanence.testing.toy_task import small_experiment
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "choices.py"
-spec = importlib.util.spec_from_file_location("benchmark_of_choices", FILE)
-assert spec is not None
-assert spec.loader is not None
-choices = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = choices
-spec.loader.exec_module(choices)
+choices = load_script("choices")
 
 SEQUENTIAL = Candidate("sequential")
 EAGER, CAPTURED, COMPILED = (

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bench.scripts import BENCHMARKS, load_script
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "growth.py"
-spec = importlib.util.spec_from_file_location("growth", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-growth = importlib.util.module_from_spec(spec)
-sys.modules["growth"] = growth
-spec.loader.exec_module(growth)
+SCRIPT = BENCHMARKS / "growth.py"
+growth = load_script("growth")
 
 
 def test_the_small_version_measures_everything(tmp_path: Path) -> None:

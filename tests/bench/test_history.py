@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.scripts import load_script
 from scipy.stats import mannwhitneyu
 
 from remanence.bench import JOBS, runner
 from remanence.core.errors import InputError
 from remanence.engines.autotune import EngineChoice
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "history.py"
-_spec = importlib.util.spec_from_file_location("bench_history", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-history = importlib.util.module_from_spec(_spec)
-sys.modules["bench_history"] = history
-_spec.loader.exec_module(history)
+history = load_script("history")
 Interval = history.Interval
 
 

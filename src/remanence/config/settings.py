@@ -280,8 +280,8 @@ class CheckpointSettings(Section):
 
     seconds: NonNegative = Field(
         default=5,
-        description="Minimum seconds between two checkpoints, and ten times as long as one takes."
-        " 0: one after every round.",
+        description="Minimum seconds between two checkpoints; more where writing one takes over a"
+        " tenth of it. 0: one after every round.",
     )
 
 

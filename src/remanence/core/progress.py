@@ -50,22 +50,43 @@ class TimeLeft:
         """What to show after a round; nothing as long as there is no estimate."""
         now = time.monotonic()
         if not self.prepared:
-            self.rounds, self.seconds = (
-                self.rounds + number - self.last,
-                self.seconds + now - self.since,
-            )
+            self.rounds += number - self.last
+            self.seconds += now - self.since
         self.last, self.since, self.prepared = number, now, False
         if not self.rounds:
             return ""
         return f"{duration(self.seconds / self.rounds * (self.total - number))} left"
 
 
-class LogProgress:
-    """Prints lines where there is no terminal: about twenty a run, whatever its length."""
+class _Display:
+    """What displays have in common: messages that are shown once, and the time left."""
 
     def __init__(self) -> None:
         self.noted: set[str] = set()
-        self.title, self.total, self.shown, self.left = "", 0, -1, TimeLeft(0, 0)
+        self.left = TimeLeft(0, 0)
+
+    def log(self, text: str) -> None:
+        raise NotImplementedError
+
+    def note(self, text: str) -> None:
+        """Log a message that several runs of a command may have, once."""
+        if text not in self.noted:
+            self.noted.add(text)
+            self.log(text)
+
+    def prepare(self, text: str) -> None:
+        """Something is prepared, which takes time in this round only."""
+        self.left.prepare()
+        if text:
+            self.note(text)
+
+
+class LogProgress(_Display):
+    """Prints lines where there is no terminal: about twenty a run, whatever its length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.title, self.total, self.shown = "", 0, -1
 
     def start(self, title: str, done: int, total: int) -> None:
         self.title, self.total, self.shown, self.left = title, total, -1, TimeLeft(done, total)
@@ -90,32 +111,19 @@ class LogProgress:
     def log(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def note(self, text: str) -> None:
-        """Log a message that several runs of a command may have, once."""
-        if text not in self.noted:
-            self.noted.add(text)
-            self.log(text)
-
-    def prepare(self, text: str) -> None:
-        """Something is prepared, which takes time in this round only."""
-        self.left.prepare()
-        if text:
-            self.note(text)
-
     def finish(self) -> None: ...
 
 
-class BarProgress:
+class BarProgress(_Display):
     """A bar in the terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console
 
+        super().__init__()
         self.console = Console(stderr=True)
         self.bar: Any = None
         self.task: Any = None
-        self.noted: set[str] = set()
-        self.left = TimeLeft(0, 0)
 
     def start(self, title: str, done: int, total: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
@@ -154,18 +162,6 @@ class BarProgress:
 
     def log(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
-
-    def note(self, text: str) -> None:
-        """Log a message that several runs of a command may have, once."""
-        if text not in self.noted:
-            self.noted.add(text)
-            self.log(text)
-
-    def prepare(self, text: str) -> None:
-        """Something is prepared, which takes time in this round only."""
-        self.left.prepare()
-        if text:
-            self.note(text)
 
     def finish(self) -> None:
         if self.bar is not None:

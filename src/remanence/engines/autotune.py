@@ -346,7 +346,7 @@ def measure(
     Returns:
         Seconds of making it and training once; the shortest of the trainings.
     """
-    begin = before = clock()
+    begin = clock()
     first, best = 0.0, float("inf")
     with contextlib.closing(make()) as engine:
         for number in range(times):

@@ -29,9 +29,8 @@ from remanence.results.run import REPORT, Comparison, Run
 from remanence.version import __version__
 
 HERE = Path(__file__).parent
-PARTITION_CLIENTS = (
-    2_000  # of the page of a partition: a browser draws a cell for each class of each
-)
+# Clients on the page of a partition: a browser draws a cell for each class of each client.
+PARTITION_CLIENTS = 2_000
 
 
 def write_report(results: Sequence[Run | Comparison], out: Path | None = None) -> Path:

@@ -11,8 +11,8 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.experiment.build import BuiltExperiment
 
-# With up to so many clients, the sample is the first of a random order of all of them, which takes
-# a millisecond or two; with more, that order would take a noticeable part of a round.
+# Up to this number of clients, the sample is the beginning of a random order of all of them, which
+# takes a millisecond or two; with more, that order would take a noticeable part of a round.
 MANY_CLIENTS = 1 << 16
 
 
@@ -70,7 +70,7 @@ def _sample_from_many(
     sample without replacement that costs nothing for the clients that are not drawn.
 
     Returns:
-        [count], ascending; None where so many are not found among as many draws as clients.
+        [count], ascending; None where fewer are found among as many draws as clients.
     """
     draws = 2 * count
     while draws < clients:

@@ -55,7 +55,8 @@ from remanence.rounds.setup import Round, first_state, make_round, state_schema
 from remanence.rounds.time_limit import TimeLimit
 from remanence.training.state import RunState
 
-# Checkpoints are so many times as far apart as one takes, unless each round is followed by one.
+# Least time between two checkpoints, as a multiple of the time that writing one takes. It does not
+# hold where every round has a checkpoint.
 PAUSE_FACTOR = 10
 
 EngineFor = Callable[[BuiltExperiment], Engine]  # makes the engine of a run
@@ -314,7 +315,8 @@ class TrainingLoop:
         self.store.save(self.state)
 
     def _run_rounds(self, time_limit: TimeLimit) -> None:
-        saved, pause = time.monotonic(), float(self.config.checkpoint.seconds)
+        seconds = float(self.config.checkpoint.seconds)
+        saved, pause = time.monotonic(), seconds
         while self.state.round < self.last:
             if time_limit.passed():
                 self.save()
@@ -333,8 +335,7 @@ class TrainingLoop:
             if now - saved >= pause or self.state.round == self.last:
                 self.save()
                 saved = time.monotonic()
-                if pause:  # what many clients keep takes long to save
-                    seconds = float(self.config.checkpoint.seconds)
+                if seconds:  # what many clients keep takes long to save
                     pause = max(seconds, PAUSE_FACTOR * (saved - now))
         for sentence in describe_guarantees(self.guarantees, self.state.round):
             self.progress.log(sentence)
