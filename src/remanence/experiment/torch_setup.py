@@ -53,7 +53,8 @@ def set_precision(config: Experiment) -> None:
     tf32 = config.precision in ("tf32", "bf16")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
+    # cuBLAS reads it once in a process, so that a deterministic run may follow another run
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(config.deterministic)

@@ -100,9 +100,8 @@ class TorchSettings:
 
     def apply(self) -> None:
         """To this process, before it first computes on a GPU."""
-        if self.deterministic:
-            # without it cuBLAS refuses to be deterministic
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # cuBLAS reads it once in a process, and refuses to be deterministic without it
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(self.deterministic)
         torch.backends.cuda.matmul.allow_tf32 = self.matmul_tf32
         torch.backends.cudnn.allow_tf32 = self.cudnn_tf32
