@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +330,26 @@ def check_plan(path: Path | SafePath, plan: Mapping[str, Any]) -> None:
         raise corrupt_file(path, "its engine is not a table of names and whole numbers")
     if not isinstance(plan.get("select", "all"), str) or not _is_whole(plan.get("batch_runs", 0)):
         raise corrupt_file(path, "its select or batch_runs has the wrong type")
+    if "search" in plan:
+        _check_search(path, plan["search"], {cell.get("setting", "") for cell in cells})
+
+
+def _check_search(path: Path | SafePath, search: Any, settings: Collection[str]) -> None:
+    """Refuse the table of a search that does not describe the values that the cells have."""
+    tried = search.get("tried") if isinstance(search, dict) else None
+    if (
+        not isinstance(tried, list)
+        or not settings
+        or not isinstance(search.get("key"), str)
+        or not (_is_number(search.get("around")) and search["around"] > 0)
+        or not all(
+            isinstance(entry, dict)
+            and _is_number(entry.get("value"))
+            and _is_whole(entry.get("position"))
+            and isinstance(entry.get("stage"), str)
+            and isinstance(entry.get("setting"), str)
+            for entry in tried
+        )
+        or {entry["setting"] for entry in tried} != settings
+    ):
+        raise corrupt_file(path, "its search does not describe the values of its cells")
