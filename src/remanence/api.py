@@ -176,16 +176,14 @@ def search(
         around: The guess, above 0.
         key: The setting, by flag or dotted key, or an option of the method such as `fedprox.mu`.
         experiment: An experiment file, or nested dictionaries like one.
-        seeds: Number of seeds (0, 1, ...), or a list of seeds. With one seed no value is separated
-            from another.
+        seeds: Number of seeds (0, 1, ...), or a list of seeds. One separates no values.
         model: The model, as in `run`.
         data: The dataset, as in `run`.
         out: The output folder. Default: a temporary folder, see `SearchResult.folder`.
         overwrite: Replace an earlier search in the output folder.
         quiet: Print no progress.
         time_limit: Seconds after which the runs are saved and `Stopped` is raised.
-        batch_runs: Maximum number of runs that the engine vectorized trains as one batch. 1: each
-            run alone, 0: as many as fit.
+        batch_runs: As in `compare`.
         set: Settings to change, by dotted key.
         **flags: Settings to change, by short name.
 
@@ -197,15 +195,10 @@ def search(
     """
     objects, names = _objects(None, model, data)
     objects.pop("method")
+    changes = {**changes_from_flags(names | flags), **(set or {})}
+    numbers = _seed_list(seeds, "a search")
     return search_values(
-        SearchSpace(
-            _tree(experiment),
-            {**changes_from_flags(names | flags), **(set or {})},
-            method,
-            _seed_list(seeds, "a search"),
-            key,
-            around,
-        ),
+        SearchSpace(_tree(experiment), changes, method, numbers, key, around),
         _output_folder(out),
         overwrite=overwrite,
         progress=make_progress(quiet),

@@ -17,7 +17,7 @@ from remanence.cli.options import (
     OutFolder,
     Overwrite,
     Quiet,
-    Seeds,
+    SeedList,
     Sets,
     TimeLimitSeconds,
 )
@@ -77,7 +77,7 @@ def compare(
     ],
     out: OutFolder = None,
     flags: dict[str, Any],
-    seeds: Seeds = "1",
+    seeds: SeedList = "1",
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -140,7 +140,7 @@ def search(
     ] = "local.lr",
     out: OutFolder = None,
     flags: dict[str, Any],
-    seeds: Seeds = "1",
+    seeds: SeedList = "1",
     batch_runs: BatchRuns = 0,
     set_: Sets = None,
     overwrite: Overwrite = False,
