@@ -13,12 +13,12 @@ MODULES = ("datasets", "datasets.utils", "models", "transforms")
 
 
 class Hollow(ModuleType):
-    """A module in which every name is an empty class."""
+    """A module in which every name is an empty class, which takes any arguments."""
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return type(name, (), {"__init__": lambda self, *arguments, **options: None})
 
 
 def replace_torchvision() -> None:
