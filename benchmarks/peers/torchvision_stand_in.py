@@ -7,6 +7,7 @@ cannot be imported, names that no job of ours uses take its place.
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MODULES = ("datasets", "datasets.utils", "models", "transforms")
@@ -14,6 +15,10 @@ MODULES = ("datasets", "datasets.utils", "models", "transforms")
 
 class Hollow(ModuleType):
     """A module in which every name is an empty class, which takes any arguments."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)  # others ask whether torchvision can be found
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):

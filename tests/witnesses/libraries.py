@@ -25,3 +25,9 @@ def load(name: str) -> Any:
 
     replace_torchvision()
     return importlib.import_module(name)
+
+
+def check(what: str, difference: float, tolerance: float) -> None:
+    """Print a largest difference, which `make test-witnesses` shows, and compare it."""
+    print(f"{what}: largest difference {difference:.1e}, at most {tolerance:g}")
+    assert difference <= tolerance

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from witnesses.libraries import needs
+from witnesses.libraries import check, needs
 
 from remanence.privacy.accountant import epsilon
 
@@ -51,7 +51,7 @@ def test_dp_accounting(fraction: float, noise: float, rounds: int, delta: float)
     event = rounds_with_coins(fraction, noise, rounds)
     ours = epsilon(rounds, fraction=fraction, noise=noise, delta=delta, sampling="poisson")
     theirs = pld.PLDAccountant(relation).compose(event).get_epsilon(delta)
-    assert relative(ours, theirs) <= 1e-4
+    check("dp-accounting", relative(ours, theirs), 1e-4)
     bound = rdp.RdpAccountant(neighboring_relation=relation).compose(event).get_epsilon(delta)
     assert 0.85 * bound <= ours <= bound
 
@@ -64,7 +64,7 @@ def test_opacus(fraction: float, noise: float, rounds: int, delta: float) -> Non
     tight.history = bound.history = [(noise, fraction, rounds)]
     ours = epsilon(rounds, fraction=fraction, noise=noise, delta=delta, sampling="poisson")
     theirs = tight.get_epsilon(delta=delta, eps_error=1e-3, delta_error=delta / 1000)
-    assert relative(ours, theirs) <= 1e-3
+    check("Opacus", relative(ours, theirs), 1e-3)
     assert 0.85 * bound.get_epsilon(delta=delta) <= ours <= bound.get_epsilon(delta=delta)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from witnesses.libraries import needs
+from witnesses.libraries import check, needs
 
 from remanence.core.rng import Key
 from remanence.data.partitions import _log_dirichlet, dirichlet_by_class, iid, shards
@@ -63,7 +63,7 @@ def test_dirichlet_by_class(alpha: float) -> None:
     theirs._rng = SimpleNamespace(dirichlet=lambda _: next(mixes), shuffle=lambda _: None)
     made = dirichlet_by_class(alpha=alpha, minimum=0)
     ours = made(LABELS, None, CLIENTS, CLASSES, KEY)
-    assert largest_difference(ours, deal(theirs)) <= 1
+    check("dirichlet_by_class, examples", largest_difference(ours, deal(theirs)), 1)
     other = made(LABELS, None, CLIENTS, CLASSES, Key(8))
     assert np.abs(count(other) - count(ours)).max() > 10
 
@@ -76,7 +76,7 @@ def test_shards(per_client: int) -> None:
     theirs = ShardPartitioner(CLIENTS, "label", num_shards_per_partition=per_client)
     theirs._rng = SimpleNamespace(permutation=lambda _: order, shuffle=lambda _: None)
     ours = shards(per_client=per_client)(LABELS, None, CLIENTS, CLASSES, KEY)
-    assert largest_difference(ours, deal(theirs)) == 0
+    check("shards, examples", largest_difference(ours, deal(theirs)), 0)
 
 
 def test_iid_sizes() -> None:

@@ -1,6 +1,6 @@
 """FedAvgM, FedAdam, FedYogi and FedAdagrad against Flower's strategies, over five rounds.
 
-The largest difference that was measured is 8.9e-16. Flower differs from algorithm 2 of the paper in
+The largest difference that was measured is 6.7e-16. Flower differs from algorithm 2 of the paper in
 two things, which are undone here: it starts v at 0, where the paper has tau^2, and FedAdam corrects
 its rate for bias.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from witnesses.flower_replies import NAME, aggregate
-from witnesses.libraries import needs
+from witnesses.libraries import check, needs
 
 from remanence.core.slots import Part
 from remanence.core.types import ModelState
@@ -78,7 +78,8 @@ def test_fedavgm() -> None:
     from flwr.serverapp.strategy import FedAvgM
 
     theirs = play_theirs(FedAvgM(server_learning_rate=0.7, server_momentum=0.8))
-    assert largest_difference(play_ours(fedavgm(lr=0.7, momentum=0.8)), theirs) <= TOLERANCE
+    ours = play_ours(fedavgm(lr=0.7, momentum=0.8))
+    check("fedavgm", largest_difference(ours, theirs), TOLERANCE)
     assert largest_difference(play_ours(fedavgm(lr=0.7, momentum=0.7)), theirs) > 1e-3
 
 
@@ -93,9 +94,10 @@ def test_fedyogi_and_fedadagrad() -> None:
     numbers = {"eta": LR, "tau": TAU}
     theirs = play_theirs(start_at_tau(FedYogi(**numbers, beta_1=BETA1, beta_2=BETA2)))
     ours = play_ours(fedyogi(lr=LR, beta1=BETA1, beta2=BETA2, tau=TAU))
-    assert largest_difference(ours, theirs) <= TOLERANCE
+    check("fedyogi", largest_difference(ours, theirs), TOLERANCE)
     grown = play_theirs(start_at_tau(FedAdagrad(**numbers)))
-    assert largest_difference(play_ours(fedadagrad(lr=LR, tau=TAU)), grown) <= TOLERANCE
+    found = largest_difference(play_ours(fedadagrad(lr=LR, tau=TAU)), grown)
+    check("fedadagrad", found, TOLERANCE)
     assert largest_difference(ours, grown) > 1e-3
 
 
@@ -109,5 +111,5 @@ def test_fedadam_without_the_correction_for_bias() -> None:
     adam = FedAdam(eta=LR, beta_1=BETA1, beta_2=BETA2, tau=TAU)
     theirs = play_theirs(start_at_tau(adam))
     part = fedadam(lr=LR, beta1=BETA1, beta2=BETA2, tau=TAU)
-    assert largest_difference(play_ours(part, correction), theirs) <= TOLERANCE
+    check("fedadam", largest_difference(play_ours(part, correction), theirs), TOLERANCE)
     assert largest_difference(play_ours(part), theirs) > 1e-3
