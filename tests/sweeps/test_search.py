@@ -222,7 +222,15 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("around = 0.1", 'around = "a"'), ("position = 0", "position = 0.5"), ("[search]", "[s]")],
+    [
+        ("around = 0.1", 'around = "a"'),
+        ("around = 0.1", "around = 1e200"),
+        ("position = 0", "position = 0.5"),
+        ("position = 8", "position = 2000000000"),
+        ('stage = "half"', 'stage = "third"'),
+        ('setting = "lr=0.1"', 'setting = "lr=0.2"'),
+        ("[search]", "[s]"),
+    ],
 )
 def test_a_damaged_plan_is_refused_or_is_a_comparison(tmp_path: Path, old: str, new: str) -> None:
     found = rem.search("fedavg", around=0.1, out=tmp_path / "s", **SMALL)

@@ -26,6 +26,9 @@ from remanence.results.manifest import RunFile
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
 TOML_VALUE = 1000  # bytes of a table while it is parsed; a mark of a line may begin one
 LARGEST_NUMBER = 1e300
+LARGEST_GUESS = 1e100  # around which a search tries values
+FARTHEST_POSITION = 40  # of a value that a search tries, in quarters of a magnitude from the guess
+SEARCH_STAGES = ("half", "beyond", "quarter")
 ROUNDING = 1e-9  # a weighted mean of shares may exceed 1 by this much
 # of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
@@ -341,15 +344,18 @@ def _check_search(path: Path | SafePath, search: Any, settings: Collection[str])
         not isinstance(tried, list)
         or not settings
         or not isinstance(search.get("key"), str)
-        or not (_is_number(search.get("around")) and search["around"] > 0)
-        or not all(
-            isinstance(entry, dict)
-            and _is_number(entry.get("value"))
-            and _is_whole(entry.get("position"))
-            and isinstance(entry.get("stage"), str)
-            and isinstance(entry.get("setting"), str)
-            for entry in tried
-        )
+        or not (_is_number(search.get("around")) and 0 < search["around"] < LARGEST_GUESS)
+        or not all(isinstance(entry, dict) and _is_tried_value(entry) for entry in tried)
         or {entry["setting"] for entry in tried} != settings
     ):
         raise corrupt_file(path, "its search does not describe the values of its cells")
+
+
+def _is_tried_value(entry: Mapping[str, Any]) -> bool:
+    return (
+        _is_number(entry.get("value"))
+        and _is_whole(entry.get("position"))
+        and abs(entry["position"]) <= FARTHEST_POSITION
+        and entry.get("stage") in SEARCH_STAGES
+        and isinstance(entry.get("setting"), str)
+    )

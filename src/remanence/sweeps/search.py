@@ -20,7 +20,6 @@ tried next follows from the results alone, so a search that was stopped goes on 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from remanence.core.errors import InputError
 from remanence.core.files import folder_name
 from remanence.core.progress import Progress
 from remanence.core.safe_path import SafePath
+from remanence.results.readers import LARGEST_GUESS
 from remanence.results.run import COMPARISON, SEARCH, Comparison
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import (
@@ -98,8 +98,10 @@ class SearchSpace:
         guess = self.around
         if isinstance(guess, bool) or not isinstance(guess, int | float):
             raise InputError(f"the search is around {guess!r}, which is not a number: give a guess")
-        if not (0 < guess < math.inf):
-            raise InputError(f"the search is around {guess}: give a guess above 0")
+        if not (1 / LARGEST_GUESS < guess < LARGEST_GUESS):
+            raise InputError(
+                f"the search is around {guess}: give a guess above 0 and below {LARGEST_GUESS:g}"
+            )
         if self.key in self.changes:
             raise InputError(
                 f"the search varies {self.key}, which is also set to {self.changes[self.key]!r}:"
