@@ -15,6 +15,7 @@ from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
 from remanence.data import load_dataset
 from remanence.report.tables import chosen_rows
 from remanence.results.run import COMPARISON, Comparison
+from remanence.sweeps import scheduler, search
 from remanence.sweeps.search import MAX_BEYOND, TABLE
 from remanence.sweeps.search_result import SearchResult
 
@@ -94,6 +95,42 @@ def test_a_search_stopped_anywhere_goes_on_as_it_would_have(tmp_path: Path) -> N
     before = {file: file.stat().st_mtime_ns for file in found.folder.rglob("*.safetensors")}
     rem.resume(tmp_path / "s", quiet=True)  # nothing left to do
     assert {file: file.stat().st_mtime_ns for file in found.folder.rglob("*.safetensors")} == before
+
+
+def test_a_search_that_ends_between_two_stages_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError("the disk is gone")
+
+    straight = rem.search("fedavg", around=0.03, out=tmp_path / "straight", **SMALL)
+    with monkeypatch.context() as patch:
+        patch.setattr(search, "extend_comparison", fail)
+        with pytest.raises(OSError, match="the disk is gone"):
+            rem.search("fedavg", around=0.03, out=tmp_path / "s", **SMALL)
+    found = rem.search("fedavg", around=0.03, out=tmp_path / "s", **SMALL)
+    assert len(found.tried) > 9
+    assert found.as_dict() == straight.as_dict()
+
+
+def test_the_values_of_a_stage_train_in_one_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def record(group: Any, *more: Any) -> Any:
+        sizes.append(len(group))
+        return run_batched(group, *more)
+
+    run_batched = scheduler._run_batched
+    monkeypatch.setattr(scheduler, "_run_batched", record)
+    settings = {**DIGITS, "rounds": 2}
+    together = rem.search("fedavg", around=0.1, out=tmp_path / "a", **settings)
+    assert sizes[0] == 9
+    sizes.clear()
+    alone = rem.search("fedavg", around=0.1, batch_runs=1, out=tmp_path / "b", **settings)
+    assert not sizes
+    assert alone.best == together.best
 
 
 def test_the_test_split_decides_nothing(tmp_path: Path) -> None:
