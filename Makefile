@@ -13,15 +13,16 @@ DEV := .venv/.installed-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-gpu lint types doctests environment clean
+.PHONY: help demo test test-all test-gpu test-witnesses lint types doctests environment clean
 
 help:
 	@echo "make demo      compare four methods on digits under strong label skew; writes demo/report.html"
 	@echo "make test      style, types, doctests and tests, without the slow ones"
 	@echo "make test-all  the same with the slow ones; hundreds of kills, 10,000 spoiled inputs a reader, and docs/reliability.md written from them"
 	@echo "make test-gpu  the suite for one CUDA device, where torch finds one; see docs/engines.md"
+	@echo "make test-witnesses  methods, aggregators, accountants and partitions against other people's libraries, in the environment .venv-witnesses"
 	@echo "make lint      style alone        make types  types alone"
-	@echo "make clean     remove what the targets above wrote (the environment stays; it is the folder .venv)"
+	@echo "make clean     remove what the targets above wrote (the environments stay: the folders .venv and .venv-witnesses)"
 
 demo: $(CORE)
 	$(BIN)/remanence demo --out demo
@@ -53,6 +54,21 @@ test-all: lint types doctests
 # Without a CUDA device it says so and exits with 2.
 test-gpu: $(if $(GPU_PYTHON),,$(DEV))
 	PYTHONPATH=src:tests:$(PYTHONPATH) $(or $(GPU_PYTHON),$(BIN)/python) -m gpu
+
+# The libraries that this compares with are not needed for anything else, and have an environment of their own.
+WITNESSES := .venv-witnesses
+
+test-witnesses: export OMP_NUM_THREADS = 1
+test-witnesses: $(WITNESSES)/.installed
+	$(WITNESSES)/bin/python -m pytest -rP tests/witnesses
+
+$(WITNESSES)/.installed: pyproject.toml tests/witnesses/requirements.txt
+	$(PYTHON) -m venv --clear $(WITNESSES)
+	@echo "Installing the libraries to compare with into $(WITNESSES) (the first time this takes some minutes)"
+	@$(WITNESSES)/bin/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' tests/witnesses/requirements.txt)"
+	@$(WITNESSES)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/witnesses/requirements.txt
+	@$(WITNESSES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
 
 # torch comes first and alone, at the version constraints.txt pins: left to choose among versions, pip may fetch gigabytes of CUDA packages.
 define install

@@ -1,7 +1,7 @@
 """Every command in README.md, docs and CONTRIBUTING.md is one that its program accepts.
 
-The real command line parses them; `run` and `compare` also check the experiment, without training,
-and what ends at once is executed. Flower's commands are parsed by the parsers of the installed
+The real command line parses them; `run`, `compare` and `search` also check the experiment, without
+training, and what ends at once is executed. Flower's commands are parsed by the parsers of the installed
 package.
 """
 
@@ -24,6 +24,7 @@ from remanence import api
 from remanence.cli.main import app
 from remanence.config import parse_experiment
 from remanence.experiment.build import check_names
+from remanence.sweeps.search import SearchSpace
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -105,7 +106,7 @@ def test_the_command_line_accepts_it(
 ) -> None:
     parse(typer.main.get_command(app), command.words, command.in_block)
     name = command.words[1]
-    if name in ("run", "compare") and len(command.words) > 2:
+    if name in ("run", "compare", "search") and len(command.words) > 2:
         check_experiment(list(command.words[1:]), tmp_path, monkeypatch)
     elif name == "list" and len(command.words) == 3:
         app(list(command.words[1:]), standalone_mode=False)
@@ -128,7 +129,14 @@ def check_experiment(words: list[str], folder: Path, monkeypatch: pytest.MonkeyP
         checked.append("compare")
         raise typer.Exit
 
+    def search(method: str, **given: Any) -> Any:
+        experiment = given["experiment"]
+        SearchSpace(experiment, given["set"], method, [0], given["key"], given["around"]).check()
+        checked.append("search")
+        raise typer.Exit
+
     monkeypatch.setattr(api, "run", run)
+    monkeypatch.setattr(api, "search", search)
     monkeypatch.setattr(api, "compare", compare)
     monkeypatch.chdir(folder)
     for name in ("exp.toml", "experiment.toml"):

@@ -7,18 +7,23 @@ cannot be imported, names that no job of ours uses take its place.
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MODULES = ("datasets", "datasets.utils", "models", "transforms")
 
 
 class Hollow(ModuleType):
-    """A module in which every name is an empty class."""
+    """A module in which every name is an empty class, which takes any arguments."""
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)  # others ask whether torchvision can be found
 
     def __getattr__(self, name: str) -> type:
         if name.startswith("__"):
             raise AttributeError(name)
-        return type(name, (), {})
+        return type(name, (), {"__init__": lambda self, *arguments, **options: None})
 
 
 def replace_torchvision() -> None:

@@ -19,21 +19,24 @@ from typing import TYPE_CHECKING, Any
 from remanence.version import __version__
 
 if TYPE_CHECKING:
-    from remanence.api import compare, resume, run
+    from remanence.api import compare, resume, run, search
     from remanence.core.errors import InputError, LearnedNothing, RemanenceError
     from remanence.core.slots import Method, Part
     from remanence.data import from_dataset
     from remanence.diagnosis import diagnose
     from remanence.report import write_report
     from remanence.results.run import Comparison, Run, load
+    from remanence.sweeps.search_result import SearchResult
 
 _MODULES = {
     "run": "remanence.api",
     "compare": "remanence.api",
     "resume": "remanence.api",
+    "search": "remanence.api",
     "load": "remanence.results.run",
     "Run": "remanence.results.run",
     "Comparison": "remanence.results.run",
+    "SearchResult": "remanence.sweeps.search_result",
     "diagnose": "remanence.diagnosis",
     "from_dataset": "remanence.data",
     "write_report": "remanence.report",
@@ -52,6 +55,7 @@ __all__ = [
     "Part",
     "RemanenceError",
     "Run",
+    "SearchResult",
     "__version__",
     "compare",
     "diagnose",
@@ -59,6 +63,7 @@ __all__ = [
     "load",
     "resume",
     "run",
+    "search",
     "write_report",
 ]
 

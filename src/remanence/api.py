@@ -1,4 +1,4 @@
-"""The Python API: `rem.run(...)`, `rem.compare(...)`, `rem.resume(...)`."""
+"""The Python API: `rem.run(...)`, `rem.compare(...)`, `rem.search(...)`, `rem.resume(...)`."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ from remanence.core.safe_path import SafePath
 from remanence.core.slots import Method, Part
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset
-from remanence.results.run import Comparison, Run, load
+from remanence.results.run import SEARCH, Comparison, Run, load
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import GridPoint, plan_grid, resume_comparison, start_comparison
+from remanence.sweeps.search import SearchSpace, resume_search, search_values
+from remanence.sweeps.search_result import SearchResult
 
 Done = TypeVar("Done", Run, Comparison)
 
@@ -145,6 +147,67 @@ def compare(
     return _warn(done)
 
 
+def search(
+    method: str,
+    *,
+    around: float,
+    key: str = "local.lr",
+    experiment: str | Path | Mapping[str, Any] | None = None,
+    seeds: int | Sequence[int] = 1,
+    model: str | nn.Module | None = None,
+    data: str | ArrayDataset | Dataset[Any] | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    time_limit: float | None = None,
+    batch_runs: int = 0,
+    set: Mapping[str, Any] | None = None,
+    **flags: Any,
+) -> SearchResult:
+    """Search the best value of a numeric setting on validation data.
+
+    Nine values are tried: the guess, and half magnitudes (factors of 3.16) up to two magnitudes
+    around it; more of them where the best is the largest or the smallest; at last quarter
+    magnitudes around the best. The best value has the highest validation accuracy, as a mean over
+    seeds. The test set is not used. The same call continues a search that is in the output folder.
+
+    Args:
+        method: The method, as text.
+        around: The guess, above 0.
+        key: The setting, by flag or dotted key, or an option of the method such as `fedprox.mu`.
+        experiment: An experiment file, or nested dictionaries like one.
+        seeds: Number of seeds (0, 1, ...), or a list of seeds. One separates no values.
+        model: The model, as in `run`.
+        data: The dataset, as in `run`.
+        out: The output folder. Default: a temporary folder, see `SearchResult.folder`.
+        overwrite: Replace an earlier search in the output folder.
+        quiet: Print no progress.
+        time_limit: Seconds after which the runs are saved and `Stopped` is raised.
+        batch_runs: As in `compare`.
+        set: Settings to change, by dotted key.
+        **flags: Settings to change, by short name.
+
+    Returns:
+        The finished search: `best` is the value, `tried` and `table()` say what was tried.
+
+    Raises:
+        InputError: A setting is invalid, or the output folder holds another search.
+    """
+    objects, names = _objects(None, model, data)
+    objects.pop("method")
+    changes = {**changes_from_flags(names | flags), **(set or {})}
+    numbers = _seed_list(seeds, "a search")
+    return search_values(
+        SearchSpace(_tree(experiment), changes, method, numbers, key, around),
+        _output_folder(out),
+        overwrite=overwrite,
+        progress=make_progress(quiet),
+        time_limit=TimeLimit(time_limit),
+        batch_runs=batch_runs,
+        **objects,
+    )
+
+
 def resume(
     folder: str | Path,
     *,
@@ -155,8 +218,8 @@ def resume(
     quiet: bool = False,
     time_limit: float | None = None,
     allow_code: bool = True,
-) -> Run | Comparison:
-    """Continue a run or a comparison that was interrupted.
+) -> Run | Comparison | SearchResult:
+    """Continue a run, a comparison or a search that was interrupted.
 
     Args:
         folder: Its folder.
@@ -169,7 +232,7 @@ def resume(
         allow_code: Accept a model that is Python code to import.
 
     Returns:
-        The run or comparison, with the same result as without the interruption.
+        The run, comparison or search, with the same result as without the interruption.
     """
     found = load_trusted(folder, allow_code)
     objects, _ = _objects(method, model, data)
@@ -181,6 +244,8 @@ def resume(
                 f" those in {found.folder / 'runs'}"
             )
         objects.pop("method")
+        if SEARCH in found.plan:
+            return resume_search(found.folder, progress=progress, time_limit=limit, **objects)
         return _warn(
             resume_comparison(found.folder, progress=progress, time_limit=limit, **objects)
         )
@@ -231,15 +296,20 @@ def _plan_points(
         if isinstance(methods, str)
         else list(methods)
     )
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not numbers:
-        raise InputError("a comparison needs at least one seed: --seeds 3 uses 0, 1 and 2")
+    numbers = _seed_list(seeds, "a comparison")
     keys = {}
     for name, values in grid.items():
         if not values:
             raise InputError(f"the grid gives no values for {name}: write --grid {name}=0.1,0.05")
         keys[FLAGS.get(name, name)] = list(values)
     return plan_grid(base, changes, names, numbers, keys)
+
+
+def _seed_list(seeds: int | Sequence[int], user: str) -> list[int]:
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers:
+        raise InputError(f"{user} needs at least one seed: --seeds 3 uses 0, 1 and 2")
+    return numbers
 
 
 def _warn(done: Done) -> Done:
@@ -284,4 +354,4 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
     return objects, names
 
 
-__all__ = ["compare", "dated_folder", "load_trusted", "resume", "run"]
+__all__ = ["compare", "dated_folder", "load_trusted", "resume", "run", "search"]

@@ -163,6 +163,34 @@ def test_compare_prints_a_table_and_stops_in_time(tmp_path: Path) -> None:
     assert (tmp_path / "c" / "report.html").exists()
 
 
+def test_a_search_prints_what_it_tried_and_goes_on(tmp_path: Path) -> None:
+    command = ["search", "--method", "fedprox(mu=0.1)", "--around", "0.1", *QUICK]
+    out = str(tmp_path / "s")
+    stopped = forked(*command, "--out", out, "--time-limit", "0.001")
+    assert stopped.returncode == OUT_OF_TIME
+    assert f"remanence resume {out}" in stopped.stderr
+    again = forked(*command, "--out", out, "--time-limit", "0.001")
+    assert again.returncode == OUT_OF_TIME, again.stderr
+    done = forked("resume", out)
+    assert done.returncode == 0, done.stderr
+    assert "* " in done.stdout
+    assert "best local.lr" in done.stdout
+    assert f"report: {out}/report.html" in done.stdout
+    stored = json.loads((tmp_path / "s" / "search.json").read_text())
+    printed = json.loads(forked(*command, "--out", out, "--json").stdout)
+    assert printed["tried"] == stored["tried"]
+    assert len(stored["tried"]) >= 11
+    wrong = forked("search", "--around", "0", "--out", str(tmp_path / "w"))
+    assert wrong.returncode == 2
+    assert (
+        wrong.stderr == "remanence: the search is around 0: give a guess above 0 and below 1e+100\n"
+    )
+    missing = forked("search")
+    assert missing.returncode == 2
+    assert "--around" in missing.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["s"]
+
+
 def test_ctrl_c_saves_and_exits_with_130(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [

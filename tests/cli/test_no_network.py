@@ -54,6 +54,7 @@ run {QUICK} --engine processes --out workers --set workers=2
 run {QUICK} --out automatic
 resume run --rounds 2 --quiet
 compare --methods "fedavg; fedavg+wsm" {QUICK} --engine vectorized --out comparison
+search --method fedavg --around 0.1 {QUICK} --engine sequential --out search
 report run comparison --out page.html
 diagnose run
 evaluate run

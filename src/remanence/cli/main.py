@@ -15,7 +15,7 @@ from remanence.cli.data import app as data_app
 from remanence.cli.flower import app as flower_app
 from remanence.cli.options import LISTS, AsJson
 from remanence.cli.recipes import reproduce, results
-from remanence.cli.runs import compare, demo, resume, run
+from remanence.cli.runs import compare, demo, resume, run, search
 from remanence.core.errors import INTERRUPTED, LearnedNothing, RemanenceError
 from remanence.version import __version__
 
@@ -111,7 +111,19 @@ def _root(
 
 
 # in the order of --help
-for _command in (demo, run, compare, resume, report, watch, diagnose, evaluate, export, bench):
+for _command in (
+    demo,
+    run,
+    compare,
+    search,
+    resume,
+    report,
+    watch,
+    diagnose,
+    evaluate,
+    export,
+    bench,
+):
     app.command()(_command)
 app.command("list")(list_)
 for _command in (reproduce, results):

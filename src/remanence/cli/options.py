@@ -60,6 +60,9 @@ TimeLimitSeconds = Annotated[
         help="Save and exit with code 75 after this time; remanence resume continues.",
     ),
 ]
+SeedList = Annotated[
+    str, typer.Option("--seeds", help="Number of seeds, or a list such as 0,7,42.")
+]
 BatchRuns = Annotated[
     int,
     typer.Option(

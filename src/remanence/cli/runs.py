@@ -1,4 +1,4 @@
-"""`remanence run`, `compare` and `resume`: commands that train."""
+"""`remanence run`, `compare`, `search` and `resume`: commands that train."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from remanence.cli.options import (
     OutFolder,
     Overwrite,
     Quiet,
+    SeedList,
     Sets,
     TimeLimitSeconds,
 )
-from remanence.cli.summary import print_summary
+from remanence.cli.summary import print_search, print_summary
 from remanence.core import expressions
 from remanence.core.errors import InputError
 
@@ -76,9 +77,7 @@ def compare(
     ],
     out: OutFolder = None,
     flags: dict[str, Any],
-    seeds: Annotated[
-        str, typer.Option("--seeds", help="Number of seeds, or a list such as 0,7,42.")
-    ] = "1",
+    seeds: SeedList = "1",
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,6 +124,55 @@ def compare(
     print_summary(done.folder, quiet, as_json)
 
 
+@with_flags()
+def search(
+    experiment: ExperimentFile = None,
+    *,
+    around: Annotated[
+        float, typer.Option("--around", help="Guess of the best value, such as 0.1.")
+    ],
+    key: Annotated[
+        str,
+        typer.Option(
+            "--key",
+            help="Setting to search, or an option of the method such as fedprox.mu.",
+        ),
+    ] = "local.lr",
+    out: OutFolder = None,
+    flags: dict[str, Any],
+    seeds: SeedList = "1",
+    batch_runs: BatchRuns = 0,
+    set_: Sets = None,
+    overwrite: Overwrite = False,
+    allow_code: AllowCode = False,
+    time_limit: TimeLimitSeconds = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Search the best learning rate of a method, or another number, on validation data. The same
+    command with the same --out continues a search that was stopped.
+    """
+    base, changes = read_settings(experiment, flags, set_, allow_code)
+    method = config.parse_experiment(base, changes).method
+    changes.pop("method", None)
+    from remanence import api
+
+    done = api.search(
+        method,
+        around=int(around) if around.is_integer() else around,
+        key=key,
+        experiment=base,
+        set=changes,
+        seeds=_parse_seeds(seeds),
+        out=out or api.dated_folder(f"search {method}"),
+        overwrite=overwrite,
+        batch_runs=batch_runs,
+        quiet=quiet or as_json,
+        time_limit=time_limit,
+    )
+    print_search(done, quiet, as_json)
+
+
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("demo"),
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds to train.")] = 30,
@@ -149,7 +197,7 @@ def demo(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or a comparison.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison or a search.")],
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="Continue until this round in total.")
     ] = None,
@@ -158,15 +206,19 @@ def resume(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Continue an interrupted run or comparison. The result is the same as without the
+    """Continue an interrupted run, comparison or search. The result is the same as without the
     interruption.
     """
     from remanence import api
+    from remanence.sweeps.search_result import SearchResult
 
     done = api.resume(
         folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code
     )
-    print_summary(done.folder, quiet, as_json, done.resumptions)
+    if isinstance(done, SearchResult):
+        print_search(done, quiet, as_json)
+    else:
+        print_summary(done.folder, quiet, as_json, done.resumptions)
 
 
 def _parse_grid(text: str) -> tuple[str, list[Any]]:

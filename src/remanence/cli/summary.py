@@ -6,11 +6,15 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from remanence.core.errors import NOTHING_LEARNED
 from remanence.results.manifest import LoadedCheckpoint
+
+if TYPE_CHECKING:
+    from remanence.sweeps.search_result import SearchResult
 
 Resumed = Sequence[tuple[str, LoadedCheckpoint]]  # by the name of the run's folder
 
@@ -58,6 +62,27 @@ def print_summary(folder: Path, quiet: bool, as_json: bool, resumed: Resumed = (
     for name, checkpoint in resumed:
         if checkpoint.skipped:
             print(f"remanence: {name}: {checkpoint.describe()}", file=sys.stderr)
+    exit_unless_learned(done.learned)
+
+
+def print_search(done: SearchResult, quiet: bool, as_json: bool) -> None:
+    """Write the report of a search, and print what it tried, its result and the report's path.
+
+    Args:
+        done: The search.
+        quiet: Print nothing.
+        as_json: Print an object.
+
+    Raises:
+        typer.Exit: No value is the best, or it learned nothing; the exit code says so.
+    """
+    from remanence.report import write_report
+
+    page = write_report(done.folder)
+    if as_json:
+        print(json.dumps(done.as_dict() | {"folder": str(done.folder), "report": str(page)}))
+    elif not quiet:
+        print(done.table(), done.describe(), f"report: {page}", sep="\n")
     exit_unless_learned(done.learned)
 
 

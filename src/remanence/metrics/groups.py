@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from remanence.metrics.accuracy_tables import nan_mean
+from remanence.results.outcome import find_divergence
 from remanence.results.run import RUNS, Comparison, Run
 
 
@@ -88,7 +89,8 @@ def group_runs(results: Sequence[Run | Comparison]) -> list[Group]:
 
 def select_by_validation(groups: Sequence[Group]) -> list[Group]:
     """Where a comparison selects by validation, keep of each method, under each condition, the
-    setting with the highest validation accuracy. The test accuracy is not used.
+    setting with the highest validation accuracy; of equal ones the first. A setting that diverged
+    is the worst. Nothing is read from the test split.
     """
     kept: list[Group] = []
     for group in groups:
@@ -98,16 +100,25 @@ def select_by_validation(groups: Sequence[Group]) -> list[Group]:
             if (other.home, other.method, other.condition)
             == (group.home, group.method, group.condition)
         ]
-        scores = [
-            mean_of(last_value(run, "accuracy", "valid") for run in other.runs)
-            for other in settings
-        ]
+        scores = [validation_accuracy(other.runs) for other in settings]
         known = [score for score in scores if score is not None]
         if group.select != "validation" or len(settings) == 1 or not known:
             kept.append(group)
         elif settings[scores.index(max(known))] is group:
             kept.append(replace(group, variants=len(settings)))
     return kept
+
+
+def validation_accuracy(runs: Sequence[Run]) -> float | None:
+    """The mean over runs at the last recorded round; None where one of them diverged."""
+    if any(diverged(run) for run in runs):
+        return None
+    return mean_of(last_value(run, "accuracy", "valid") for run in runs)
+
+
+def diverged(run: Run) -> bool:
+    """Whether the training diverged, from its replies and its loss on validation data."""
+    return find_divergence(run.metrics, run.attackers, "valid") is not None
 
 
 def _split_plan(comparison: Comparison) -> list[Group]:

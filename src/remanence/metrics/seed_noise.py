@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,3 +86,18 @@ def seed_noise(values: Iterable[float], comparisons: int = 1) -> SeedNoise | Non
         float(t.ppf(1 - 0.025 / comparisons, len(numbers) - 1)) * spread / math.sqrt(len(numbers))
     )
     return SeedNoise(mean, spread, (mean - reach, mean + reach), len(numbers))
+
+
+def is_above(ours: Mapping[int, float], theirs: Mapping[int, float], comparisons: int = 1) -> bool:
+    """Whether the seeds separate a number from a lower one: the 95 % interval of the paired
+    differences of their common seeds is above 0. Fewer than two common seeds separate nothing.
+
+    Args:
+        ours: The number by seed.
+        theirs: The other number by seed.
+        comparisons: Number of such comparisons that should hold together with 95 %.
+    """
+    noise = seed_noise(
+        (value - theirs[seed] for seed, value in ours.items() if seed in theirs), comparisons
+    )
+    return noise is not None and noise.interval is not None and noise.interval[0] > 1e-9

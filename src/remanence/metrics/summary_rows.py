@@ -23,7 +23,7 @@ from remanence.metrics.groups import (
     metric_curve,
     rejections,
 )
-from remanence.metrics.seed_noise import seed_noise
+from remanence.metrics.seed_noise import is_above
 from remanence.results.run import Run
 
 
@@ -185,15 +185,8 @@ def not_separated(ranked: Sequence[MethodRow]) -> list[MethodRow]:
     fewer than two common seeds.
     """
     first, others = ranked[0], ranked[1:]
-    return [row for row in others if not _is_above(first, row, len(others))]
-
-
-def _is_above(first: MethodRow, row: MethodRow, comparisons: int) -> bool:
-    theirs = dict(row.by_seed)
-    noise = seed_noise(
-        (value - theirs[seed] for seed, value in first.by_seed if seed in theirs), comparisons
-    )
-    return noise is not None and noise.interval is not None and noise.interval[0] > 1e-9
+    best = dict(first.by_seed)
+    return [row for row in others if not is_above(best, dict(row.by_seed), len(others))]
 
 
 def margin(ranked: Sequence[MethodRow]) -> float:

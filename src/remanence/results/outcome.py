@@ -30,7 +30,7 @@ class DivergenceDetector:
         self.attackers, self.lowest = frozenset(attackers), math.inf
 
     def check(self, line: Mapping[str, Any]) -> str:
-        """What diverged in a round, from its line of the test split; empty where nothing did."""
+        """What diverged in a round, from its line of one split; empty where nothing did."""
         rejected = [
             reply for reply in line.get("rejected") or [] if reply["client"] not in self.attackers
         ]
@@ -51,12 +51,18 @@ class DivergenceDetector:
 
 
 def find_divergence(
-    lines: Iterable[Mapping[str, Any]], attackers: Collection[int] = ()
+    lines: Iterable[Mapping[str, Any]], attackers: Collection[int] = (), split: str = "test"
 ) -> tuple[int, str] | None:
-    """The first round that diverged, and what did; None where none did."""
+    """The first round that diverged, and what did; None where none did.
+
+    Args:
+        lines: Of metrics.jsonl.
+        attackers: Clients whose replies do not count.
+        split: Whose losses are read.
+    """
     detector = DivergenceDetector(attackers)
     for line in lines:
-        if line["split"] == "test" and (found := detector.check(line)):
+        if line["split"] == split and (found := detector.check(line)):
             return int(line["round"]), found
     return None
 

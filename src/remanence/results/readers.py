@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,9 @@ from remanence.results.manifest import RunFile
 LARGEST_TOML = 64 << 20  # bytes: a comparison of ten thousand runs lists every one of them
 TOML_VALUE = 1000  # bytes of a table while it is parsed; a mark of a line may begin one
 LARGEST_NUMBER = 1e300
+LARGEST_GUESS = 1e100  # around which a search tries values
+FARTHEST_POSITION = 40  # of a value that a search tries, in quarters of a magnitude from the guess
+SEARCH_STAGES = ("half", "beyond", "quarter")
 ROUNDING = 1e-9  # a weighted mean of shares may exceed 1 by this much
 # of a run in a comparison; a path out of the comparison's folder does not match
 FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.=_-]{0,199}")
@@ -330,3 +333,29 @@ def check_plan(path: Path | SafePath, plan: Mapping[str, Any]) -> None:
         raise corrupt_file(path, "its engine is not a table of names and whole numbers")
     if not isinstance(plan.get("select", "all"), str) or not _is_whole(plan.get("batch_runs", 0)):
         raise corrupt_file(path, "its select or batch_runs has the wrong type")
+    if "search" in plan:
+        _check_search(path, plan["search"], {cell.get("setting", "") for cell in cells})
+
+
+def _check_search(path: Path | SafePath, search: Any, settings: Collection[str]) -> None:
+    """Refuse the table of a search that does not describe the values that the cells have."""
+    tried = search.get("tried") if isinstance(search, dict) else None
+    if (
+        not isinstance(tried, list)
+        or not settings
+        or not isinstance(search.get("key"), str)
+        or not (_is_number(search.get("around")) and 0 < search["around"] < LARGEST_GUESS)
+        or not all(isinstance(entry, dict) and _is_tried_value(entry) for entry in tried)
+        or {entry["setting"] for entry in tried} != settings
+    ):
+        raise corrupt_file(path, "its search does not describe the values of its cells")
+
+
+def _is_tried_value(entry: Mapping[str, Any]) -> bool:
+    return (
+        _is_number(entry.get("value"))
+        and _is_whole(entry.get("position"))
+        and abs(entry["position"]) <= FARTHEST_POSITION
+        and entry.get("stage") in SEARCH_STAGES
+        and isinstance(entry.get("setting"), str)
+    )

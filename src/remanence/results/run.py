@@ -49,6 +49,7 @@ EXAMPLES = "examples.bin"
 PEERS = "peers.bin"
 REPORT = "report.html"
 COMPARISON = "compare.toml"
+SEARCH = "search"  # the table of a comparison's plan that says which values it tries, and why
 RUNS = "runs"
 LARGEST_SIMILARITY = 1e15  # an inverse loss, and no loss counts as less than 1e-10
 METADATA = "about"  # the table of experiment.toml that holds choices and data, not settings
@@ -159,8 +160,7 @@ class Run:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl; a line that a crash cut short is left out."""
-        part = self.recorded_part(METRICS)
-        return read_lines(self.files / METRICS, part)
+        return read_lines(self.files / METRICS, self.recorded_part(METRICS))
 
     def curve(
         self, split: str = "test", model: str = "", value: str = "accuracy"
@@ -190,8 +190,7 @@ class Run:
         """Counts per class, model and moment."""
         from remanence.results.ledger import Ledger
 
-        part = self.recorded_part(LEDGER)
-        ledger = Ledger.read(self.files / LEDGER, part)
+        ledger = Ledger.read(self.files / LEDGER, self.recorded_part(LEDGER))
         self._check_numbers(self.files / LEDGER, ledger.records)
         return ledger
 
@@ -263,10 +262,13 @@ class Run:
     @cached_property
     def warnings(self) -> list[str]:
         """Why the numbers of this run are not what they seem: it learned nothing, or diverged."""
-        attackers = str(self.metadata.get("attackers", "")).split()
-        return describe_outcome(
-            self.metrics, [int(client) for client in attackers if client.isdecimal()]
-        )
+        return describe_outcome(self.metrics, self.attackers)
+
+    @property
+    def attackers(self) -> list[int]:
+        """The hostile clients."""
+        named = str(self.metadata.get("attackers", "")).split()
+        return [int(client) for client in named if client.isdecimal()]
 
     @property
     def networks(self) -> list[str]:

@@ -119,8 +119,22 @@ def start_comparison(
     batch_runs: int = 0,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
+    tables: Mapping[str, Any] | None = None,
 ) -> Comparison:
-    """Check everything, create the folder, and run every grid point."""
+    """Check everything, create the folder, and run every grid point.
+
+    Args:
+        cells: The grid points.
+        out: The output folder.
+        select: How reports select a method's setting: "validation" or "all".
+        overwrite: Replace a comparison in this folder.
+        progress: Prints.
+        time_limit: The time limit.
+        batch_runs: The most runs in one stack; 0: as many as fit.
+        module: Takes the place of the network.
+        source: Takes the place of the data.
+        tables: More tables of the plan.
+    """
     if select == "validation" and cells[0].config.data.validation == 0:
         raise InputError(
             "the settings of a grid are compared on validation data, and there are none: set"
@@ -136,6 +150,20 @@ def start_comparison(
         "select": select,
         "engine": choice._asdict(),
         "batch_runs": batch_runs,
+        **(tables or {}),
+        **_describe_cells(cells),
+    }
+    create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
+    folder = SafePath.of(out)
+    with translate_disk_errors(folder, resumable=True), lock(folder):
+        (folder / COMPARISON).write(tomli_w.dumps(plan).encode())
+        _run_grid(cells, folder, choice, progress, time_limit, batch_runs, module, source)
+    return Comparison(folder)
+
+
+def _describe_cells(cells: Sequence[GridPoint]) -> dict[str, Any]:
+    """The entries of the plan that say what runs."""
+    return {
         "cells": [
             {
                 "name": c.name,
@@ -148,12 +176,28 @@ def start_comparison(
         ],
         "experiments": {c.name: c.config.model_dump(mode="json", exclude_none=True) for c in cells},
     }
-    create_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
-    folder = SafePath.of(out)
+
+
+def extend_comparison(
+    folder: Path | SafePath, cells: Sequence[GridPoint], tables: Mapping[str, Any]
+) -> None:
+    """Add grid points to the plan of a comparison; `resume_comparison` runs them.
+
+    Args:
+        folder: Of the comparison.
+        cells: New ones, whose names no other cell has.
+        tables: Tables of the plan to replace.
+    """
+    folder = SafePath.of(folder)
     with translate_disk_errors(folder, resumable=True), lock(folder):
+        plan, more = Comparison(folder).plan, _describe_cells(cells)
+        plan = {
+            **plan,
+            **tables,
+            "cells": [*plan["cells"], *more["cells"]],
+            "experiments": {**plan["experiments"], **more["experiments"]},
+        }
         (folder / COMPARISON).write(tomli_w.dumps(plan).encode())
-        _run_grid(cells, folder, choice, progress, time_limit, batch_runs, module, source)
-    return Comparison(folder)
 
 
 @preserve_process_state()
