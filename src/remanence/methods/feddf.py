@@ -55,13 +55,7 @@ def feddf(
         validation: Share of the public set that is held out for validation.
         clip: Largest norm of the gradient of a step, 5 in the authors' code; 0: not limited.
     """
-    check_range(steps >= 1, "feddf", "steps", "of at least 1", steps)
-    check_range(patience >= 1, "feddf", "patience", "of at least 1", patience)
-    check_range(batch >= 1, "feddf", "batch", "of at least 1", batch)
-    check_range(lr > 0, "feddf", "lr", "above 0", lr)
-    check_range(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
-    check_range(clip >= 0, "feddf", "clip", "of at least 0", clip)
-
+    check_arguments(steps, patience, lr, batch, validation, clip)
     server_optimizer = clip_gradient(adam(lr=lr), clip) if clip else adam(lr=lr)
 
     def learn_from_ensemble(
@@ -93,6 +87,17 @@ def feddf(
         validate=functools.partial(check_split, validation),
         needs_public_data=True,
     )
+
+
+def check_arguments(
+    steps: int, patience: int, lr: float, batch: int, validation: float, clip: float
+) -> None:
+    check_range(steps >= 1, "feddf", "steps", "of at least 1", steps)
+    check_range(patience >= 1, "feddf", "patience", "of at least 1", patience)
+    check_range(batch >= 1, "feddf", "batch", "of at least 1", batch)
+    check_range(lr > 0, "feddf", "lr", "above 0", lr)
+    check_range(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
+    check_range(clip >= 0, "feddf", "clip", "of at least 0", clip)
 
 
 def clip_gradient(optimizer: Optimizer, clip: float) -> Optimizer:
