@@ -135,28 +135,6 @@ def rounds_to(*, fraction: float = 1.0, of: float = 0.95, target: float = 0.0) -
     return measure
 
 
-def distance_in_rounds(*, target: float, published: str) -> RecipeMeasure:
-    """How far the rounds to three quarters, nine tenths and all of a target accuracy are from
-    published ones: the mean of |log2(ours / published)|, so 1 is a factor of two. An accuracy that
-    is never reached counts as twice the length of the training.
-
-    Args:
-        target: The target accuracy.
-        published: The three numbers of rounds, such as '112, 190, 445'.
-    """
-
-    def measure(evidence: CellEvidence) -> CellNumber:
-        rounds, values = mean_curve(evidence.runs)
-        if not rounds:
-            return CellNumber()
-        never = 2 * evidence.runs[0].config.total_rounds
-        ours = [rounds_to_value(rounds, values, part * target) or never for part in (0.75, 0.9, 1)]
-        wanted = [float(number) for number in published.split(",")]
-        return CellNumber(mean_of(abs(math.log2(a / b)) for a, b in zip(ours, wanted, strict=True)))
-
-    return measure
-
-
 def mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
     """Mean over seeds of the test accuracy, at the rounds that all of them recorded."""
     curves = [dict(zip(*run.curve(), strict=True)) for run in runs]
@@ -286,6 +264,28 @@ def classes_held() -> RecipeMeasure:
 def holders_of_all() -> RecipeMeasure:
     """Share of the clients that have every class."""
     return by_seed(lambda run: float(_has_class(run).all(axis=1).mean()))
+
+
+def distance_in_rounds(*, target: float, published: str) -> RecipeMeasure:
+    """How far the rounds to three quarters, nine tenths and all of a target accuracy are from
+    published ones: the mean of |log2(ours / published)|, so 1 is a factor of two. An accuracy that
+    is never reached counts as twice the length of the training.
+
+    Args:
+        target: The target accuracy.
+        published: The three numbers of rounds, such as '112, 190, 445'.
+    """
+
+    def measure(evidence: CellEvidence) -> CellNumber:
+        rounds, values = mean_curve(evidence.runs)
+        if not rounds:
+            return CellNumber()
+        never = 2 * evidence.runs[0].config.total_rounds
+        ours = [rounds_to_value(rounds, values, part * target) or never for part in (0.75, 0.9, 1)]
+        wanted = [float(number) for number in published.split(",")]
+        return CellNumber(mean_of(abs(math.log2(a / b)) for a, b in zip(ours, wanted, strict=True)))
+
+    return measure
 
 
 def best_over(*, rounds: int = 0) -> RecipeMeasure:
