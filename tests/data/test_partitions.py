@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -297,3 +299,40 @@ def test_the_table_lists_every_partition_under_its_own_name() -> None:
         name: name for name in PARTITIONS
     }
     assert set(PARTITIONS) == {*EVERY, "label_clusters", "by_group"}
+
+
+def take_turns(labels: np.ndarray, alpha: float, clients: int, seed: int) -> np.ndarray:
+    """Acar et al. 2021: a random client that is not full draws one example, by its own label mix
+    over the classes that are left. -> [clients, C] counts
+    """
+    draw, pool = np.random.default_rng(seed), np.bincount(labels)
+    mixes = draw.dirichlet([alpha] * len(pool), clients)
+    counts = np.zeros((clients, len(pool)), dtype=np.int64)
+    size = len(labels) // clients
+    while (waiting := np.flatnonzero(counts.sum(axis=1) < size)).size:
+        client = draw.choice(waiting)
+        mix = mixes[client] * (pool > 0) + 1e-12 * (pool > 0)
+        label = draw.choice(len(pool), p=mix / mix.sum())
+        counts[client, label] += 1
+        pool[label] -= 1
+    return counts
+
+
+def test_clients_that_take_turns_are_less_skewed() -> None:
+    """As the documentation of `dirichlet` says: the share of a client's largest class, three
+    seeds.
+    """
+    labels = np.repeat(np.arange(10), 200)
+    largest = {"ours": 0.0, "turns": 0.0}
+    for seed in range(3):
+        parts = dirichlet(alpha=0.1)(labels, None, 20, 10, Key(seed))
+        ours = np.array([np.bincount(labels[part], minlength=10) for part in parts])
+        for name, counts in (("ours", ours), ("turns", take_turns(labels, 0.1, 20, seed))):
+            largest[name] += float((counts.max(axis=1) / counts.sum(axis=1)).mean()) / 3
+    assert largest["ours"] > largest["turns"] + 0.05
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_every_partition_says_which_scheme_it_is(name: str) -> None:
+    words = " ".join((PARTITIONS[name].__doc__ or "").split())
+    assert re.search(r"\(.* et al\. 20\d\d|No published scheme", words)

@@ -237,7 +237,7 @@ def test_methods_are_compared_seed_by_seed(make_run: Callable[..., Run]) -> None
     assert last.label == ""
     (finding,) = last.findings
     assert (
-        "fedavg forgets least from round to round (5.00 points), next is fedprox (20.00)"
+        "fedavg forgets least from one recorded round to the next (5.00 points), next is fedprox (20.00)"
         in finding.sentence
     )
     assert "Seed by seed the difference is 15.00 ± 0.00 points" in finding.sentence

@@ -104,7 +104,7 @@ def assert_equal_engines(
 # ------------------------------------------------------------------------------------- every method
 
 
-@pytest.mark.parametrize("method", [fast_config(name) for name in METHODS])
+@pytest.mark.parametrize("method", [*map(fast_config, METHODS), "fedavg+wsm(with_validation=true)"])
 def test_every_method_on_every_engine_and_stack(method: str) -> None:
     """Clients of 30 to 1 examples, four of six in a round, SGD with momentum."""
     assert_equal_engines(small_experiment(method), makers=tuple(MAKERS))

@@ -20,6 +20,7 @@ from remanence.testing.toy_task import DRIFTING, as_method, fast_config
 def method_names() -> Iterator[str]:
     yield from (fast_config(name) for name in METHODS if name != "centralized")
     yield from ("scaffold+wsm", "fedavg+tce", "fedwavg+fedprox(mu=0.1)")
+    yield "fedavg+wsm(with_validation=true)"
 
 
 def three_sites(folder: Path) -> dict[int, Site]:

@@ -44,7 +44,7 @@ OUTSIDE_STEPS = {
     *("model_assignment", "privatize_stats", "validate", "centralized", "name", "arguments"),
     *("static", "hyper", "discloses", "mechanisms", "addresses", "payload_description"),
     *("reads_label_counts", "needs_two_classes", "reads_inputs", "needs_public_data"),
-    "equal_weights",
+    *("equal_weights", "counts_validation_labels"),
 }
 
 

@@ -59,6 +59,22 @@ def test_without_validation_all_steps_are_taken() -> None:
     assert gap < 1e-10
 
 
+@pytest.mark.parametrize("clip", [0.0, 0.03])
+def test_long_gradients_are_shortened(clip: float) -> None:
+    """A limit that some gradients exceed and others do not, and none."""
+    gap, outcomes = compare("mlp", **BRIEF | {"validation": 0.0, "clip": clip})
+    clipped, taken = (
+        sum(getattr(outcome, name) for outcome in outcomes) for name in ("clipped", "taken")
+    )
+    assert (0 < clipped < taken) == bool(clip)
+    assert gap < 1e-10
+
+
+def test_the_authors_limit_is_the_default() -> None:
+    """Their code clips the student's gradient to a norm of 5."""
+    assert feddf().arguments == feddf(clip=5.0).arguments
+
+
 def test_the_loss_by_hand() -> None:
     """Teachers' logits (log 4, 0) and (0, 0): their mean is (log 2, 0), so p = (2/3, 1/3). The
     student says q = (1/2, 1/2).
@@ -157,6 +173,7 @@ def test_it_keeps_the_contract(options: dict[str, Any], more: tuple[Part, ...]) 
         {"lr": float("inf")},
         {"validation": 1.0},
         {"validation": -0.1},
+        {"clip": -1.0},
     ],
 )
 def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:

@@ -82,23 +82,23 @@ def make_experiment(
     return small_experiment(method, settings | more, module=make_net(kind))
 
 
-def compare(experiment: BuiltExperiment, kind: str, **setting: Any) -> float:
+def compare(
+    experiment: BuiltExperiment, kind: str, *, with_validation: bool = False, **setting: Any
+) -> float:
     """The largest difference after all rounds between the program and the reference."""
-    rows = experiment.task.population.at(0).train
+    rows, valid = experiment.task.population.at(0).train, experiment.task.population.at(0).valid
     assert len(set(rows.sizes.tolist())) > 1, "clients of equal size would hide a wrong weight"
     x, y = (
         federated.normalize(experiment.dataset.train.x),
         torch.from_numpy(experiment.dataset.train.y),
     )
     chosen = federated.Setting(rounds=3, cohort=3, batch=4, seed=4, **{"epochs": 1} | setting)
-    wanted = federated.train(
-        make_net(kind),
-        x,
-        y,
-        5,
-        [rows.for_client(client) for client in range(len(rows.sizes))],
-        chosen,
-    )
+    trained_on = [rows.for_client(client) for client in range(len(rows.sizes))]
+    counted = [
+        np.concatenate([mine, valid.for_client(client)]) if with_validation else mine
+        for client, mine in enumerate(trained_on)
+    ]
+    wanted = federated.train(make_net(kind), x, y, 5, trained_on, chosen, counted)
     state, _ = run_rounds(experiment, SequentialEngine(experiment.task), 3)
     found = {**state.server.model.params, **state.server.model.buffers}
     assert found.keys() == wanted.keys()
@@ -131,6 +131,18 @@ def test_sgd_equals_plain_pytorch(method: str, kind: str) -> None:
         "decay": 0.8,
     }
     assert compare(experiment, kind, **given, **METHODS[method]) < 1e-10
+
+
+def test_wsm_counts_validation_labels_where_it_is_told_to() -> None:
+    """The reference counts the labels of both splits; counting those in training is another run."""
+    experiment = make_experiment(
+        "fedavg+wsm(with_validation=true)",
+        "mlp",
+        "dirichlet_by_class(alpha=0.3, minimum=2)",
+        "sgd(lr=0.1)",
+    )
+    assert compare(experiment, "mlp", lr=0.1, loss="wsm", with_validation=True) < 1e-10
+    assert compare(experiment, "mlp", lr=0.1, loss="wsm") > 1e-4
 
 
 @pytest.mark.parametrize("kind", ["mlp", "conv"])

@@ -86,6 +86,32 @@ def test_the_bound_covers_the_worst_case_of_a_fixed_cohort(fraction: float, nois
     assert coins < reached <= bound
 
 
+@pytest.mark.parametrize("fraction", [0.05, 0.5])
+@pytest.mark.parametrize("noise", [0.8, 3.0])
+def test_the_bound_covers_a_client_that_is_replaced(fraction: float, noise: float) -> None:
+    """The client pushes by +1 or by -1. Under Poisson sampling it is there with chance q, else
+    nobody is in its place: (1-q) N(0) + q N(+1) against (1-q) N(0) + q N(-1). In a fixed cohort
+    another client is, whose push is any of -1, 0 and +1.
+    """
+    x = np.linspace(-60, 60, 600_001)
+    n = {mean: norm.pdf(x, mean, noise) for mean in (-1, 0, 1)}
+    passed = []
+    for other in (-1, 0, 1):
+        plus, minus = ((1 - fraction) * n[other] + fraction * n[sign] for sign in (1, -1))
+        for eps in (-1.0, 0.0, 0.1, 0.5, 1.0, 2.0):
+            bound = float(bound_of_a_round(np.array([eps]), fraction, noise)[0])
+            reached = max(
+                hockey_stick(math.exp(eps), *pair, x[1] - x[0])
+                for pair in ((plus, minus), (minus, plus))
+            )
+            assert reached <= bound + 1e-9
+            passed.append(
+                reached > fraction * float(gaussian_delta(np.array([max(eps, 0)]), 1 / noise)[0])
+            )
+    # the curve for a client that is added or removed does not cover it
+    assert any(passed)
+
+
 @given(fraction=st.floats(0.001, 1), noise=st.floats(0.3, 20))
 def test_the_bound_is_a_curve_that_can_be_composed(fraction: float, noise: float) -> None:
     """From 1 down, and convex in e^epsilon: else no privacy loss distribution has it."""
@@ -175,6 +201,27 @@ def test_what_epsilon_depends_on() -> None:
 
 
 @needs_accounting
+def test_replacing_a_client_and_removing_it() -> None:
+    """With everybody in every round a replaced client moves the sum twice as far, which is half the
+    noise. The bound of fixed cohorts is for both; the number of Poisson sampling is for removing
+    alone.
+    """
+
+    def after(**changes: Any) -> float:
+        return epsilon(20, **{"fraction": 0.2, "noise": 4.0, "delta": DELTA} | changes)
+
+    for everybody in ({"fraction": 1}, {"sampling": "any"}):
+        assert after(**everybody, neighbors="replace") == after(**everybody, noise=2.0)
+        assert after(**everybody, neighbors="replace") > after(**everybody)
+    fixed = after()
+    assert after(neighbors="replace") == fixed < after(fraction=1)
+    assert after(sampling="poisson") < fixed
+    assert after(sampling="poisson", neighbors="replace") == fixed
+    with pytest.raises(InputError, match="unknown neighboring relation 'add'"):
+        after(neighbors="add")
+
+
+@needs_accounting
 @settings(max_examples=10)
 @given(fraction=st.floats(0.5, 1), noise=st.floats(1, 5), rounds=st.integers(1, 20))
 def test_sampling_never_costs(fraction: float, noise: float, rounds: int) -> None:
@@ -231,10 +278,14 @@ def test_a_guarantee_keeps_its_budget() -> None:
 def test_a_guarantee_says_what_it_rests_on() -> None:
     fixed = ClientGuarantee(noise=2.0, delta=DELTA, budget=20.0, cohort=10, clients=10)
     assert fixed.describe(16) == (
-        f"epsilon {fixed.epsilon(16):.2f} of a budget of 20 at delta 1e-05 for any one"
-        " client after 16 rounds"
+        f"epsilon {fixed.epsilon(16):.2f} of a budget of 20 for adding or removing any one client,"
+        f" {fixed.epsilon(16, 'replace'):.2f} for replacing it, at delta 1e-05 after 16 rounds"
         " (10 of 10 clients sampled without replacement, noise 2); the noise of a simulation"
         " comes from its seed: not private"
+    )
+    both = ClientGuarantee(noise=4.0, delta=DELTA, budget=0.0, cohort=1, clients=10)
+    assert both.describe(16).startswith(
+        f"epsilon {both.epsilon(16):.2f} for adding, removing or replacing any one client, at delta"
     )
     anybody = ClientGuarantee(
         noise=2.0, delta=DELTA, budget=0.0, cohort=1, clients=10, sampling="any"

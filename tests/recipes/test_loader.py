@@ -6,10 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError
+from remanence.core.rng import Key
+from remanence.data import PARTITIONS
 from remanence.experiment.build import check_names
 from remanence.recipes import SCALES, list_recipes, load_recipe
 from remanence.recipes.claims import FAILS, check_claims, evaluate_claims
@@ -31,7 +35,7 @@ EXPECTED = {
         "figure-a.2",
     ],
     "tce": ["table-1", "table-2", *(f"figure-{n}" for n in range(1, 8))],
-    "flashback": ["table-1", *(f"figure-{n}" for n in range(1, 6))],
+    "flashback": ["table-1", *(f"figure-{n}" for n in range(1, 6)), "calibration"],
     "fedwavg": [*(f"table-{n}" for n in range(1, 9)), "figure-2", "figure-3"],
     "hast": [
         "table-a.8",
@@ -56,7 +60,7 @@ def test_a_recipe_is_complete(name: str) -> None:
         (row.label, column.label) for row in recipe.rows for column in recipe.columns
     }
     assert recipe.interpretation
-    assert recipe.claims
+    assert bool(recipe.claims) == (recipe.kind != "calibration")
     check_claims(recipe)
     for scale in SCALES:
         plan = make_plan(recipe, scale)
@@ -93,6 +97,108 @@ def numbers_of(recipe: Recipe, row: str) -> list[float]:
         for column in recipe.columns
         if (value := recipe.published[row, column.label].value) is not None
     ]
+
+
+def test_flashbacks_results_are_of_one_run() -> None:
+    """The figures on CIFAR-10 with beta 0.1 read the runs of the table's columns."""
+    wanted = planned_experiments("flashback/table-1", "CIFAR-10, beta 0.1, A1")
+    assert len(wanted) == 7
+    for name in ("figure-1", "figure-2", "figure-5"):
+        assert planned_experiments(f"flashback/{name}") == wanted
+    assert planned_experiments("flashback/figure-3", "CIFAR-10, beta 0.1") == wanted
+    assert planned_experiments("flashback/figure-4", "CIFAR-10, beta 0.1, local") == wanted
+
+
+def planned_experiments(name: str, column: str = "") -> dict[str, Experiment]:
+    """The runs of a recipe at full length, by row."""
+    plan = make_plan(load_recipe(name), "paper", only=[column] if column else [])
+    return {run.row: run.experiment for run in plan.runs}
+
+
+def test_flashbacks_setting_is_fedntds_without_a_hold_out() -> None:
+    for row, experiment in planned_experiments(
+        "flashback/table-1", "CIFAR-10, beta 0.1, A1"
+    ).items():
+        assert experiment.data.validation == 0
+        assert experiment.local.schedule == "exponential(decay=0.99)"
+        assert (experiment.record.every, experiment.record.local) == (1, True)
+        if row == "MOON":
+            assert experiment.method == "moon(mu=5.0, projection=256)"
+
+
+def test_absolute_targets_are_those_of_the_paper() -> None:
+    """Every column of table 1 twice: to a share of our best accuracy, and of the paper's target."""
+    recipe = load_recipe("flashback/table-1")
+    relative, absolute = recipe.columns[:18], recipe.columns[18:]
+    targets = {
+        "CIFAR-10, beta 0.1": 0.5,
+        "CIFAR-10, beta 0.5": 0.59,
+        "CINIC-10, beta 0.1": 0.46,
+        "CINIC-10, beta 0.5": 0.48,
+        "FEMNIST, 500 clients": 0.72,
+        "FEMNIST, 3432 clients": 0.73,
+    }
+    for one, other in zip(relative, absolute, strict=True):
+        target = targets[one.label.rpartition(", ")[0]]
+        assert other.label == f"{one.label} of {target:g}"
+        assert other.measure == one.measure.replace(")", f", target={target:g})")
+        assert other.set == one.set
+        for row in recipe.rows:
+            assert (
+                recipe.published[row.label, one.label] == recipe.published[row.label, other.label]
+            )
+
+
+def test_the_calibration_varies_fedavgs_setting_alone() -> None:
+    """Rates, momentum and epochs; everything else is the setting of table 1, but the record."""
+    table = planned_experiments("flashback/table-1", "CIFAR-10, beta 0.1, A1")["FedAvg"]
+    tried = planned_experiments("flashback/calibration")
+    assert len(tried) == 14
+    same = {"epochs": table.local.epochs, "lr": table.local.lr, "optimizer": table.local.optimizer}
+    for experiment in tried.values():
+        local = experiment.local.model_copy(update=same)
+        assert experiment.model_copy(update={"local": local, "record": table.record}) == table
+    assert table.local in [experiment.local for experiment in tried.values()]
+    calibration = load_recipe("flashback/calibration")
+    published = load_recipe("flashback/table-1").published
+    wanted = [published["FedAvg", f"CIFAR-10, beta 0.1, A{x}"] for x in (".75", ".9", "1")]
+    for row in calibration.rows:
+        assert [
+            calibration.published[row.label, column.label] for column in calibration.columns[:3]
+        ] == wanted
+
+
+def test_table_2_is_the_beginning_of_table_6() -> None:
+    """FedWAvg: one run serves both tables, at full length and on one GPU."""
+    two, six = load_recipe("fedwavg/table-2"), load_recipe("fedwavg/table-6")
+    for scale in ("gpu", "paper"):
+        (run,), (other,) = make_plan(two, scale).runs, make_plan(six, scale).runs
+        assert run.experiment == other.experiment
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        # images of each digit in SVHN's training set
+        (
+            "fedwavg/table-4",
+            [4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659],
+        ),
+        ("fedwavg/table-5", [5000] * 10),
+    ],
+)
+def test_equal_sizes_leave_out_the_examples_that_a_recipe_names(
+    name: str, counts: list[int]
+) -> None:
+    labels = np.repeat(np.arange(10), counts)
+    recipe = load_recipe(name)
+    for column in recipe.columns:
+        call = expressions.parse_call(column.set["data.partition"])
+        partition = expressions.instantiate(call, PARTITIONS, "partition")
+        used = sum(len(part) for part in partition(labels, None, None, 10, Key(0)))
+        (said,) = [text for text in recipe.interpretation if "equal sizes" in text]
+        assert f"{used:,}" in said
+        assert f"{len(labels):,}" in said
 
 
 def test_published_numbers_agree_with_the_text_of_the_papers() -> None:

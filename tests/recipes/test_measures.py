@@ -12,7 +12,9 @@ import pytest
 from metrics.small_ledger import line, make_run
 
 from remanence.config import parse_experiment, write_toml
+from remanence.core.errors import InputError
 from remanence.recipes import measures
+from remanence.recipes.figure_data import figure_csv
 from remanence.recipes.measures import CellEvidence, centralized_events, nearest_round
 from remanence.recipes.recipe import CellNumber
 from remanence.results.ledger import EXAMPLE, MOMENTS
@@ -31,11 +33,15 @@ def write(tmp_path: Path) -> Write:
         about: dict[str, Any] | None = None,
         extras: dict[str, int] | None = None,
         rounds: int = 10,
+        every: int = 1,
     ) -> Run:
         folder = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         (folder / EXPERIMENT).write_text(
-            write_toml(parse_experiment(changes={"rounds": rounds}), {"about": about or {}})
+            write_toml(
+                parse_experiment(changes={"rounds": rounds, "record.every": every}),
+                {"about": about or {}},
+            )
         )
         lines = []
         for round, value in curve.items():
@@ -99,6 +105,41 @@ def test_rounds_to_a_target_that_all_share(write: Write) -> None:
         3,
     )
     assert rounds(slow, 1.0) == CellNumber(float("inf"), None, "never")
+
+
+def test_rounds_to_an_accuracy_that_is_given(write: Write) -> None:
+    """Whatever the others reach: nine tenths of 0.6 are 0.54."""
+    run, best = write({1: 0.3, 2: 0.55, 3: 0.6}), write({1: 0.9})
+    evidence = CellEvidence((run,), {"best": (best,)}, ())
+    assert measures.rounds_to(fraction=0.9, target=0.6)(evidence).value == 2
+    assert measures.rounds_to(target=0.6)(evidence).value == 3
+    assert measures.rounds_to(target=0.7)(evidence).text == "never"
+    assert measures.rounds_to()(evidence).text == "never"
+
+
+def test_the_distance_to_published_rounds(write: Write) -> None:
+    """0.375, 0.45 and 0.5 are reached in rounds 2, 4 and never, which counts as 2 * 10: factors 2,
+    1 and 4 from 4, 4 and 80 are 1, 0 and 2 powers of two.
+    """
+    run = write({1: 0.3, 2: 0.4, 4: 0.46, 10: 0.4})
+    found = of(measures.distance_in_rounds(target=0.5, published="4, 4, 80"), run)
+    assert found.value == pytest.approx(1.0)
+    assert of(measures.distance_in_rounds(target=0.5, published="2, 4, 20"), run).value == 0.0
+
+
+@pytest.mark.parametrize("name", measures.FROM_ROUND_TO_ROUND)
+def test_a_measure_from_round_to_round_needs_every_round(write: Write, name: str) -> None:
+    measure, run = measures.MEASURES[name](), write({5: 0.5, 10: 0.4}, every=5)
+    with pytest.raises(InputError, match=f"{name} compares .* recorded every 5 rounds: run it"):
+        of(measure, run)
+    with pytest.raises(InputError, match="recorded every 5 rounds"):
+        figure_csv("cdf", {("a", "b"): (run,)})
+
+
+def test_forgetting_from_round_to_round(write: Write) -> None:
+    """Class 0 loses 0.5, then class 1 loses 0.25: (0.25 + 0.125) / 2."""
+    run = write({1: [1.0, 0.5], 2: [0.5, 0.5], 3: [0.5, 0.25]})
+    assert of(measures.global_forgetting(), run).value == pytest.approx(0.1875)
 
 
 def test_rounds_are_a_share_of_the_training() -> None:

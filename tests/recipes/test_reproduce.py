@@ -16,7 +16,9 @@ from remanence.recipes.estimate import describe_plan
 from remanence.recipes.figure_data import FIGURE
 from remanence.recipes.loader import PAPERS, load_recipe
 from remanence.recipes.outcomes import OUTCOME, read_outcome
-from remanence.recipes.reproduce import PAGE, TABLE, plan_result, reproduce
+from remanence.recipes.plan import make_plan
+from remanence.recipes.recipe import SCALES
+from remanence.recipes.reproduce import PAGE, TABLE, check_recorded_rounds, plan_result, reproduce
 from remanence.recipes.results_pages import write_results
 from remanence.results.run import RUNS, Comparison
 from remanence.rounds.time_limit import TimeLimit
@@ -70,6 +72,24 @@ def test_a_stopped_result_goes_on_at_its_round(tmp_path: Path) -> None:
     assert (
         reproduce("wsm/table-3.3", tmp_path / "cut", scale="smoke", report=False).ours == whole.ours
     )
+
+
+def test_a_measure_from_round_to_round_is_refused_before_rounds_are_skipped(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"global_forgetting compares every round with the one before, and FedAvg, forgotten"
+        r" in a round would record every 5 rounds: set record\.every=1",
+    ):
+        reproduce("flashback/figure-5", tmp_path / "r", scale="smoke", changes={"record.every": 5})
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_no_recipe_skips_rounds_that_its_measures_need(scale: str) -> None:
+    for name in list_recipes():
+        check_recorded_rounds(make_plan(load_recipe(name), scale))
 
 
 def test_another_result_does_not_mix_in(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ class Distillation:
     lr: float
     batch: int
     validation: float
+    clip: float = 5.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Outcome:
 
     taken: int  # steps
     kept: int  # the step whose model was kept
+    clipped: int  # steps whose gradient was longer than the limit
 
 
 def ensemble_loss(logits: Tensor, said: Sequence[Tensor]) -> Tensor:
@@ -82,7 +84,7 @@ def distill(
     plan = plan_batches(key.fold_in("plan"), len(places), chosen.batch, steps=chosen.steps)
     optimizer = torch.optim.Adam(student.parameters(), lr=chosen.lr)
     student.train()
-    best, best_right, best_step, step = snapshot(student), -1, 0, 0
+    best, best_right, best_step, step, clipped = snapshot(student), -1, 0, 0, 0
     for step in range(chosen.steps):
         rows = places[plan.indices[step, : plan.batch_sizes[step]]]
         with torch.no_grad():
@@ -92,6 +94,9 @@ def distill(
         )
         optimizer.zero_grad()
         ensemble_loss(student(x[rows]), said).backward()
+        if chosen.clip:
+            norm = torch.nn.utils.clip_grad_norm_(student.parameters(), chosen.clip)
+            clipped += int(norm > chosen.clip)
         optimizer.step()
         if held:
             right = count_right(student, x[watched], y[watched])
@@ -100,9 +105,9 @@ def distill(
             elif step - best_step >= chosen.patience:
                 break
     return (
-        (best, Outcome(step + 1, best_step))
+        (best, Outcome(step + 1, best_step, clipped))
         if held
-        else (snapshot(student), Outcome(step + 1, step))
+        else (snapshot(student), Outcome(step + 1, step, clipped))
     )
 
 

@@ -107,11 +107,13 @@ def train_client(
     batches: Sequence[np.ndarray],
     setting: Setting,
     lr: float,
+    counted: Tensor | None = None,
 ) -> None:
     """Local training in place. x: [n, ...], y: [n] are this client's; batches: positions in
-    them
+    them; counted: the labels that WSM and TCE count, if not y
     """
-    counts = [int((y == c).sum()) for c in range(classes)]
+    held = y if counted is None else counted
+    counts = [int((held == c).sum()) for c in range(classes)]
     received = [parameter.detach().clone() for parameter in net.parameters()]
     optimizer = make_optimizer(net, setting, lr)
     net.train()
@@ -147,9 +149,17 @@ def average(states: Sequence[dict[str, Tensor]], sizes: Sequence[int]) -> dict[s
 
 
 def train(
-    net: nn.Module, x: Tensor, y: Tensor, classes: int, rows: Sequence[np.ndarray], setting: Setting
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    classes: int,
+    rows: Sequence[np.ndarray],
+    setting: Setting,
+    counted: Sequence[np.ndarray] | None = None,
 ) -> dict[str, Tensor]:
-    """Run all rounds and return the global state dict. rows: the training examples of each client"""
+    """Run all rounds and return the global state dict. rows: the training examples of each client;
+    counted: those whose labels the loss counts, if not the same
+    """
     state = copy.deepcopy(net.state_dict())
     for round in range(1, setting.rounds + 1):
         key = Key(setting.seed).fold_in("round", round)
@@ -170,7 +180,14 @@ def train(
             local = copy.deepcopy(net)
             local.load_state_dict(state)
             train_client(
-                local, x[mine], y[mine], classes, batches, setting, learning_rate(setting, round)
+                local,
+                x[mine],
+                y[mine],
+                classes,
+                batches,
+                setting,
+                learning_rate(setting, round),
+                None if counted is None else y[counted[client]],
             )
             trained.append(
                 {name: value.detach().clone() for name, value in local.state_dict().items()}

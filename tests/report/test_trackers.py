@@ -30,7 +30,7 @@ def test_scalars_by_hand(tmp_path: Path) -> None:
     assert found["accuracy/test"] == [(1, 0.6), (2, 0.65)]
     assert found["class accuracy/000 cat"] == [(1, 0.8), (2, 0.7)]
     assert found["class accuracy/001 dog"] == [(1, 0.4), (2, 0.6)]
-    assert found["forgetting/since the round before"] == [(2, 0.05)]  # (0.1 + 0) / 2
+    assert found["forgetting/since the recorded round before"] == [(2, 0.05)]  # (0.1 + 0) / 2
     assert found["lost/local"] == [(2, 0.1)]
     assert found["lost/aggregation"] == [(2, -0.15)]
     assert found["round/seconds"] == [(1, 2.0), (2, 2.0)]

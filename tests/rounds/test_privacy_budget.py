@@ -21,6 +21,7 @@ from remanence.privacy import accountant as privacy
 from remanence.privacy.accountant import gaussian_epsilon
 from remanence.report.page import render_report
 from remanence.report.privacy import list_guarantees
+from remanence.results.columns import NUMBERS
 from remanence.results.run import Run
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.privacy_budget import (
@@ -186,7 +187,8 @@ def test_a_resumed_run_says_what_is_spent(tmp_path: Path) -> None:
     said: list[str] = []
     again = resume_run(run.folder, rounds=5, progress=Listener(said))
     assert said[0].startswith(
-        "so far epsilon 4.38 at delta 1e-05 for any one example after 4 rounds"
+        "so far epsilon 4.38 for adding or removing any one example, 10.00 for replacing it, at"
+        " delta 1e-05 after 4 rounds"
     )
     spent = [line["epsilon_example"] for line in again.metrics if line["split"] == "test"]
     assert spent == sorted(spent)
@@ -212,7 +214,7 @@ def test_what_is_not_known_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_guarantees(promises, 7) == [
         "epsilon is not known: an epsilon needs the package dp-accounting"
     ]
-    assert epsilon_spent(promises, 7) == {"epsilon": None}
+    assert epsilon_spent(promises, 7) == {"epsilon": None, "epsilon_replace": None}
 
 
 @needs_accounting
@@ -225,8 +227,17 @@ def test_two_promises_and_the_shorter_counts() -> None:
     )
     assert [promise.unit for promise in both] == ["client", "example"]
     assert last_round(both, 5) == 4
-    assert set(epsilon_spent(both, 3)) == {"epsilon", "epsilon_example"}
+    spent = epsilon_spent(both, 3)
+    names = {"epsilon", "epsilon_replace", "epsilon_example", "epsilon_example_replace"}
+    assert set(spent) == names <= set(NUMBERS)
+    # three passes at noise 2: mu^2 = 3/4, and twice the mu where an example is replaced
+    assert spent["epsilon_example"] == gaussian_epsilon(math.sqrt(3) / 2, 1e-5)
+    assert spent["epsilon_example_replace"] == gaussian_epsilon(math.sqrt(3), 1e-5)
     written = to_metadata(both, 5)
+    assert [promise["neighbors"] for promise in written["guarantees"]] == [
+        {"epsilon": "adding or removing one", "epsilon_replace": "replacing one"},
+        {"epsilon_example": "adding or removing one", "epsilon_example_replace": "replacing one"},
+    ]
     assert written["last_round"] == 4
     assert [promise["budget"] for promise in written["guarantees"]] == [50.0, 4.5]
     assert to_metadata((), 5) == {}
@@ -245,6 +256,9 @@ def test_the_report_has_a_section(tmp_path: Path) -> None:
     assert (kept.unit, kept.budget, kept.delta) == ("any one example", "4.5", "1e-05")
     wanted = gaussian_epsilon(math.sqrt(2 / 4 + 1 / 100), 1e-5)
     assert kept.epsilon == f"{wanted:.2f} after round 2"
+    assert kept.replaced == (
+        f"{gaussian_epsilon(2 * math.sqrt(2 / 4 + 1 / 100), 1e-5):.2f} after round 2"
+    )
     assert kept.basis == (
         "1 pass over its client's examples in every round, noise 2; once in its client's label"
         " counts, noise 10"
@@ -252,6 +266,7 @@ def test_the_report_has_a_section(tmp_path: Path) -> None:
     page = render_report([run])
     assert '<h2 id="privacy-heading">Privacy</h2>' in page
     assert kept.epsilon in page
+    assert kept.replaced in page
     assert "the noise of a simulation comes from its seed: not private" in page
 
 

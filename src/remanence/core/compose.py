@@ -230,6 +230,11 @@ class ComposedMethod:
         return {p.name: dict(p.hyper) for p in self.parts if p.hyper}
 
     @property
+    def counts_validation_labels(self) -> bool:
+        """Whether the label counts that its functions read include validation examples."""
+        return any(p.counts_validation_labels for p in self.parts)
+
+    @property
     def is_stateful(self) -> bool:
         """Does any client keep something between rounds?"""
         return any(p.client_state is not None for p in self.parts)

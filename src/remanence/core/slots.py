@@ -245,6 +245,8 @@ class Part:
     addresses: tuple[Remedy, ...] = ()  # the kinds of forgetting that it reduces
     # do its functions read ctx.stats.label_counts? Undeclared, reading them raises an InputError
     reads_label_counts: bool = False
+    # do ctx.stats.label_counts, as all parts of the method read them, include validation examples?
+    counts_validation_labels: bool = False
     # is its loss constant, and its gradient 0, for a client whose examples have a single class?
     needs_two_classes: bool = False
     reads_inputs: bool = True  # does `loss` read more of a batch than labels and weights?

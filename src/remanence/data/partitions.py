@@ -63,7 +63,9 @@ def draw_by_counts(labels: np.ndarray, counts: np.ndarray, key: Key) -> list[np.
 
 
 def iid() -> Partition:
-    """Every client gets a random part of the examples; sizes differ by at most one."""
+    """Every client gets a random part of the examples; sizes differ by at most one (McMahan et al.
+    2017, IID).
+    """
 
     def partition(
         labels: np.ndarray, groups: np.ndarray | None, clients: int | None, classes: int, key: Key
@@ -82,7 +84,10 @@ def dirichlet(*, alpha: float = 0.1, samples: int = 0) -> Partition:
     (Legate 2022; Hsu, Qi and Brown 2019).
 
     A client draws its examples without replacement; when a class runs out, its mix is renormalized
-    over the classes that are left. Clients draw in random order.
+    over the classes that are left. One client after the other draws all its examples, in random
+    order, as in Legate's code. Others let clients take turns, example by example (Acar et al. 2021;
+    InnerDirichletPartitioner of Flower Datasets): classes then run out for all of them, and labels
+    are less skewed at the same alpha.
 
     Args:
         alpha: the concentration: small values give clients few classes.
@@ -150,6 +155,9 @@ def _log_dirichlet(draw: np.random.Generator, alpha: float, shape: tuple[int, in
 def dirichlet_by_class(*, alpha: float = 0.1, minimum: int = 10) -> Partition:
     """Each class is split over the clients by Dirichlet(alpha), so clients differ in size
     (Yurochkin et al. 2019; Li et al. 2022).
+
+    It is the DirichletPartitioner of Flower Datasets without self-balancing, except that small
+    clients are filled up here, and there everything is drawn again.
 
     Args:
         alpha: the concentration: small values give clients few classes.
@@ -237,7 +245,11 @@ def shards(*, per_client: int = 2) -> Partition:
 
 
 def quantity(*, power: float = 1.5, sigma: float = 0.0, minimum: int = 1) -> Partition:
-    """All clients have the same label mix, up to rounding, and different sizes.
+    """All clients have the same label mix, up to rounding, and different sizes: quantity skew.
+
+    No published scheme: papers draw sizes from a power law (the default) or a log-normal
+    distribution (`sigma`), as Li et al. 2020 (FedProx) do for their synthetic data and for MNIST,
+    but with other label mixes.
 
     Args:
         power: beyond the minimum, sizes are proportional to rank ** -power, with random ranks.

@@ -38,6 +38,15 @@ class PartitionIndices:
         before = np.concatenate([[0], np.cumsum(chosen)])
         return PartitionIndices(self.ids[chosen], before[self.offsets])
 
+    def label_counts(self, clients: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+        """Count the labels of some clients, see `ClientData.label_counts`."""
+        sizes = self.sizes[clients]
+        position = np.repeat(np.arange(len(clients)), sizes)
+        # an example's place among those of its client
+        place = np.arange(len(position)) - (np.cumsum(sizes) - sizes)[position]
+        cell = position * classes + labels[self.ids[self.offsets[clients][position] + place]]
+        return np.bincount(cell, minlength=len(clients) * classes).reshape(len(clients), classes)
+
     @classmethod
     def concat(cls, parts: Sequence[np.ndarray]) -> PartitionIndices:
         """Join the ids of each client, in the order of the clients."""
@@ -60,24 +69,31 @@ class ClientData:
     valid: PartitionIndices
     cluster: np.ndarray
 
-    def label_counts(self, clients: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    def label_counts(
+        self,
+        clients: np.ndarray,
+        labels: np.ndarray,
+        classes: int,
+        *,
+        with_validation: bool = False,
+    ) -> np.ndarray:
         """Count the training labels of some clients.
 
         Args:
             clients: [k] client numbers.
             labels: the label of every example id.
             classes: the number of classes.
+            with_validation: count the labels of validation examples, too.
 
         Returns:
             [k, classes] counts.
         """
-        sizes = self.train.sizes[clients]
-        position = np.repeat(np.arange(len(clients)), sizes)
-        # an example's place among those of its client
-        place = np.arange(len(position)) - (np.cumsum(sizes) - sizes)[position]
-        ids = self.train.ids[self.train.offsets[clients][position] + place]
-        cell = position * classes + labels[ids]
-        return np.bincount(cell, minlength=len(clients) * classes).reshape(len(clients), classes)
+        counts = self.train.label_counts(clients, labels, classes)
+        return (
+            counts + self.valid.label_counts(clients, labels, classes)
+            if with_validation
+            else counts
+        )
 
 
 @dataclass(frozen=True)

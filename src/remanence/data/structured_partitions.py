@@ -126,7 +126,7 @@ def _parse_label_sets(classes: str) -> list[tuple[int, ...]]:
 
 
 def by_group(*, minimum: int = 1, limit: int = 0, spread: bool = False) -> Partition:
-    """One client for each group: a writer, a user, a domain.
+    """One client for each group: a writer, a user, a domain (Caldas et al. 2018, LEAF).
 
     With fewer clients than groups, that many groups are drawn. Clients are numbered group by group.
 

@@ -47,7 +47,7 @@ from remanence.report.table_columns import percent
 
 
 def describe_forgetting(group: Group, row: MethodRow) -> Finding:
-    """Forgetting of the primary model, from round to round and since its best round."""
+    """Forgetting of the primary model: between recorded rounds, and since its best round."""
     curves = [shares for rounds, shares in map(class_curve, group.runs) if len(rounds) > 1]
     lost = seed_noise(forgetting_per_seed(group))
     level = f"after round {row.last_round} the test accuracy is {percent(row.accuracy)} %"
@@ -207,7 +207,8 @@ def compare(groups: Sequence[Group]) -> Finding:
     shared = sorted(forgotten[first].keys() & forgotten[second].keys())
     gap = seed_noise(forgotten[second][seed] - forgotten[first][seed] for seed in shared)
     sentence = (
-        f"{first} forgets least from round to round ({percent(means[first], 2)} points),"
+        f"{first} forgets least from one recorded round to the next ({percent(means[first], 2)}"
+        " points),"
         f" next is {second} ({percent(means[second], 2)})."
     )
     if gap is None:

@@ -106,15 +106,18 @@ class BuiltExperiment:
             return ClientStats(
                 torch.zeros(len(clients)), torch.zeros(len(clients), info.num_classes)
             )
-        counts = self.task.population.at(time_step).label_counts(
-            clients, self.labels, info.num_classes
+        data = self.task.population.at(time_step)
+        counts = data.label_counts(
+            clients,
+            self.labels,
+            info.num_classes,
+            with_validation=self.task.method.counts_validation_labels,
         )
-        label_counts = torch.from_numpy(counts).to(info.device, info.dtype)
         return ClientStats(
-            size=label_counts.sum(dim=1),
+            size=torch.from_numpy(data.train.sizes[clients]).to(info.device, info.dtype),
             label_counts=privatize_label_counts(
                 self.task.method.part_filling("privatize_stats"),
-                label_counts,
+                torch.from_numpy(counts).to(info.device, info.dtype),
                 clients,
                 time_step,
                 Key(self.config.seed),

@@ -21,14 +21,23 @@ from remanence.losses.softmax import weighted_softmax_loss
 
 
 @part
-def wsm() -> Part:
+def wsm(*, with_validation: bool = False) -> Part:
     """-z_y + log sum_c share_c exp(z_c), with share_c the share of class c among the client's
     training labels.
+
+    The thesis does not say which labels are counted. A loss describes the examples it is computed
+    on, so the default counts those in training.
+
+    Args:
+        with_validation: Count the labels of the client's validation examples, too, as the author's
+            code does. The other parts of the method then read these counts as well.
     """
     return Part(
         "wsm",
         loss=re_weighted,
         reads_label_counts=True,
+        counts_validation_labels=with_validation,
+        static=("with_validation",),
         needs_two_classes=True,
         reads_inputs=False,
         addresses=(

@@ -7,6 +7,7 @@ algorithm 1.
     x <- mean of the x_k, weighted by n_k       (default)
     x <- x - lr grad KL(mean of logits || x)    server_train  learn_from_ensemble
     loss of a public example                    -             ensemble_loss
+    gradient of at most this norm               -             clip_gradient
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import functools
 import torch
 from torch import Tensor
 
+from remanence.core import pytree
 from remanence.core.compose import part
-from remanence.core.contexts import ServerContext, ServerOps
+from remanence.core.contexts import Context, ServerContext, ServerOps
 from remanence.core.errors import InputError
-from remanence.core.pytree import Tree
+from remanence.core.pytree import Params, Tree
 from remanence.core.ranges import check_range
 from remanence.core.slots import Optimizer, Part
 from remanence.core.types import Batch, ModelState, Output, Reply, TaskInfo
@@ -35,13 +37,14 @@ def feddf(
     lr: float = 0.001,
     batch: int = 128,
     validation: float = 0.1,
+    clip: float = 5.0,
 ) -> Part:
     """KL(softmax(mean_k z_k) || softmax(z)) minimized over the server's public set, starting at the
     average by n_k; z are logits.
 
-    Adam with a cosine schedule and the numbers of the authors' code. The labels of the public set
-    are used for early stopping only: with validation=0 none are needed, all steps are taken and the
-    last model is kept. The share held out for validation is our reading.
+    Adam with a cosine schedule, clipped gradients and the numbers of the authors' code. The labels
+    of the public set are used for early stopping only: with validation=0 none are needed, all steps
+    are taken and the last model is kept. The share held out for validation is our reading.
 
     Args:
         steps: The most steps in a round.
@@ -50,14 +53,10 @@ def feddf(
         lr: Learning rate of the first step.
         batch: Public examples in a step.
         validation: Share of the public set that is held out for validation.
+        clip: Largest norm of the gradient of a step, 5 in the authors' code; 0: not limited.
     """
-    check_range(steps >= 1, "feddf", "steps", "of at least 1", steps)
-    check_range(patience >= 1, "feddf", "patience", "of at least 1", patience)
-    check_range(batch >= 1, "feddf", "batch", "of at least 1", batch)
-    check_range(lr > 0, "feddf", "lr", "above 0", lr)
-    check_range(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
-
-    server_optimizer = adam(lr=lr)
+    check_arguments(steps, patience, lr, batch, validation, clip)
+    server_optimizer = clip_gradient(adam(lr=lr), clip) if clip else adam(lr=lr)
 
     def learn_from_ensemble(
         merged: ModelState,
@@ -83,11 +82,33 @@ def feddf(
 
     return Part(
         "feddf",
-        static=("steps", "patience", "lr", "batch", "validation"),
+        static=("steps", "patience", "lr", "batch", "validation", "clip"),
         server_train=learn_from_ensemble,
         validate=functools.partial(check_split, validation),
         needs_public_data=True,
     )
+
+
+def check_arguments(
+    steps: int, patience: int, lr: float, batch: int, validation: float, clip: float
+) -> None:
+    check_range(steps >= 1, "feddf", "steps", "of at least 1", steps)
+    check_range(patience >= 1, "feddf", "patience", "of at least 1", patience)
+    check_range(batch >= 1, "feddf", "batch", "of at least 1", batch)
+    check_range(lr > 0, "feddf", "lr", "above 0", lr)
+    check_range(0 <= validation < 1, "feddf", "validation", "from 0 to below 1", validation)
+    check_range(clip >= 0, "feddf", "clip", "of at least 0", clip)
+
+
+def clip_gradient(optimizer: Optimizer, clip: float) -> Optimizer:
+    """An optimizer that scales gradients with a larger norm down to `clip`."""
+
+    def step(params: Params, grads: Params, opt_state: Tree, ctx: Context) -> tuple[Params, Tree]:
+        # the small number is that of torch.nn.utils.clip_grad_norm_
+        factor = (clip / (pytree.squared_norm(grads).sqrt() + 1e-6)).clamp(max=1)
+        return optimizer.step(params, pytree.map(lambda g: g * factor, grads), opt_state, ctx)
+
+    return optimizer._replace(step=step)
 
 
 def check_split(validation: float, optimizer: Optimizer, info: TaskInfo) -> None:

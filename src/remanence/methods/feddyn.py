@@ -48,6 +48,11 @@ def feddyn(*, alpha: float = 0.01) -> Part:
     where a schedule ends at a learning rate of 0. Every client keeps h_k, as large as the model,
     and sends only its trained model. Any loss can be added: `feddyn(alpha=0.1)+wsm`.
 
+    Numbers of the authors' code are not comparable without more: it divides a client's alpha by its
+    size relative to the mean size, limits the norm of every gradient to 10, and reports, besides
+    others, the mean of the models that all m clients trained last, where the global model of
+    algorithm 1 is evaluated here.
+
     Args:
         alpha: Weight of the regularizer, tuned for each task in the paper; the default is that of
             the examples in the authors' code.

@@ -26,7 +26,8 @@ def fedntd(*, beta: float = 1.0, tau: float = 1.0) -> Part:
     """beta * tau^2 * KL(q_global || q_local) added to the loss, where q is softmax(z / tau) over
     the C - 1 classes that are not true.
 
-    The teacher is the model the client received, in evaluation mode. Of soft targets the largest
+    The teacher is the model the client received, in evaluation mode, as it is in the authors' code
+    for all clients but the first of a training. Of soft targets the largest
     counts as true.
 
     Args:

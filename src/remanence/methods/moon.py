@@ -35,8 +35,9 @@ def moon(*, mu: float = 5.0, temperature: float = 0.5, projection: int = 0) -> P
     z, z_glob and z_prev are the features (the input of the classifier) of the model in training, of
     the one the client received and of the one the client ended its last round with, both in
     evaluation mode; sim is the cosine similarity. In a client's first round there is no last model,
-    and the term is 0. Every client keeps a whole model between its rounds and sends only its
-    trained model.
+    and the term is 0. The authors' code does the same in round 1, and compares a client that joins
+    in a later round with an untrained network. Every client keeps a whole model between its rounds
+    and sends only its trained model.
 
     Args:
         mu: Weight of the contrastive loss, 5 as for CIFAR-10; 0 is FedAvg.

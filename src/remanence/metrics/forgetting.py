@@ -99,6 +99,22 @@ def forgetting_curve(run: Run) -> dict[int, float]:
     }
 
 
+def require_every_round(run: Run, measure: str) -> None:
+    """Raise InputError unless the run recorded every round, where a measure is from round to round
+    and would otherwise become one over several rounds.
+
+    Args:
+        run: The run.
+        measure: Its name, for the error.
+    """
+    every = run.config.record.every
+    if every > 1:
+        raise InputError(
+            f"{measure} compares every round with the one before, and {run.folder} recorded every"
+            f" {every} rounds: run it again with record.every=1"
+        )
+
+
 def class_forgetting_since_best(per_class: Any) -> np.ndarray:
     """max_{t<T} A_t^c - A_T^c for each class: [T, C] -> [C]. Negative if the last round is the
     best, NaN with a single round.

@@ -1,22 +1,29 @@
 """The privacy accountant: epsilon at a delta, after a number of rounds of clipped and noised sums.
 
-Client-level privacy: two populations are neighbors if they are equal except that one client
-contributes nothing (its update is zero) in one of them. The number of clients that reply is treated
-as public. A round releases the sum of clipped updates plus Gaussian noise with standard deviation
-`noise` times the clip.
+Client-level privacy. Two populations are neighbors if they are equal except for one client, and
+epsilon is known for both relations that are in use:
+- "remove": the client contributes nothing (its update is zero) in one of the two; one is added or
+  removed. The two sums of clipped updates differ by the clip.
+- "replace": it has other data in the other one, so the sums differ by twice the clip.
+The number of clients that reply is treated as public. A round releases the sum of clipped updates
+plus Gaussian noise with standard deviation `noise` times the clip.
 
 Assumptions about the sampling of clients:
 - "fixed": a number of clients is sampled without replacement in every round (the default).
   Where the client is not in the cohort another one is, so the two sums can differ by twice the
-  clip. By advanced joint convexity (Balle, Barthe, Gaboardi: Privacy amplification by subsampling,
-  2018, theorem 2) the delta of a round is at most q * delta_G(log(1 + (e^eps - 1) / q)), with
-  delta_G that of the Gaussian mechanism with noise / 2. This is a proven bound. It is much larger
-  than the number for Poisson sampling, for reasons given by Lebeda, Regehr, Kamath, Steinke:
-  Avoiding pitfalls for privacy accounting of subsampled mechanisms under composition, 2024.
+  clip under either relation. By advanced joint convexity (Balle, Barthe, Gaboardi: Privacy
+  amplification by subsampling, 2018, theorem 2) the delta of a round is at most
+  q * delta_G(log(1 + (e^eps - 1) / q)), with delta_G that of the Gaussian mechanism with noise / 2.
+  This is a proven bound. It is much larger than the number for Poisson sampling, for reasons given
+  by Lebeda, Regehr, Kamath, Steinke: Avoiding pitfalls for privacy accounting of subsampled
+  mechanisms under composition, 2024.
 - "poisson": every client joins independently (clients.sampling = "poisson"), and the sum is divided
   by the expected number of clients, so that it does not reveal the actual one. Papers often report
-  this number for fixed cohorts too, for which it does not hold.
-- "any": as if every client were in every round: one Gaussian mechanism with noise / sqrt(rounds).
+  this number for fixed cohorts too, for which it does not hold. It is for "remove"; for "replace"
+  the bound of fixed cohorts holds here, too: its proof needs only that the client takes part with
+  probability q and that two sums differ by twice the clip at most.
+- "any": as if every client were in every round: one Gaussian mechanism with noise / sqrt(rounds),
+  and half of that for "replace".
   It bounds every sampling that does not depend on the updates. Where the sampling depends on the
   clients' numbers of examples, these are treated as public.
 
@@ -35,6 +42,7 @@ import numpy as np
 from remanence.core.errors import InputError, unknown
 
 SAMPLINGS = ("fixed", "poisson", "any")
+REMOVE, REPLACE = "remove", "replace"  # neighboring relations
 INTERVAL = 1e-4  # width of a cell of the privacy loss; larger where its range is large
 MAX_CELLS = 100_000  # about; wider cells round further up
 TAIL = 1e-15  # probability of losses beyond the range in a round, which is added to delta
@@ -42,7 +50,13 @@ MAX_ROUNDS = 1_000_000
 
 
 def epsilon(
-    rounds: int, *, fraction: float, noise: float, delta: float, sampling: str = "fixed"
+    rounds: int,
+    *,
+    fraction: float,
+    noise: float,
+    delta: float,
+    sampling: str = "fixed",
+    neighbors: str = REMOVE,
 ) -> float:
     """Epsilon at `delta` after `rounds` rounds in which a client takes part with probability
     `fraction`; infinity without noise.
@@ -53,9 +67,12 @@ def epsilon(
         noise: Noise multiplier: standard deviation over the clip.
         delta: At which epsilon is reported.
         sampling: "fixed", "poisson" or "any"; see the module.
+        neighbors: "remove" or "replace"; see the module.
     """
     if sampling not in SAMPLINGS:
         raise unknown("sampling", sampling, SAMPLINGS)
+    if neighbors not in (REMOVE, REPLACE):
+        raise unknown("neighboring relation", neighbors, (REMOVE, REPLACE))
     for name, value, good in (
         ("fraction", fraction, 0 < fraction <= 1),
         ("delta", delta, 0 < delta < 1),
@@ -70,10 +87,12 @@ def epsilon(
         return 0.0
     if noise == 0:
         return math.inf
-    unsampled = gaussian_epsilon(math.sqrt(rounds) / noise, delta)
+    distance = 2 if neighbors == REPLACE else 1  # of two sums, in clips
+    unsampled = gaussian_epsilon(distance * math.sqrt(rounds) / noise, delta)
     if fraction == 1 or sampling == "any":
         return unsampled
-    return min(unsampled, _composed(rounds, fraction, noise, sampling, delta))
+    curve = "fixed" if neighbors == REPLACE else sampling
+    return min(unsampled, _composed(rounds, fraction, noise, curve, delta))
 
 
 def max_rounds_for_budget(

@@ -9,13 +9,21 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from remanence.privacy.accountant import epsilon, gaussian_epsilon, max_rounds_for_budget
+from remanence.privacy.accountant import (
+    REMOVE,
+    REPLACE,
+    epsilon,
+    gaussian_epsilon,
+    max_rounds_for_budget,
+)
 
 NOT_PRIVATE = "the noise of a simulation comes from its seed: not private"
 
 
 class PrivacyGuarantee(Protocol):
-    """The unit it protects, epsilon after a number of rounds, and how long a budget lasts."""
+    """The unit it protects, epsilon after a number of rounds, and how long a budget lasts. A budget
+    is of the epsilon for adding or removing one unit.
+    """
 
     @property
     def unit(self) -> str: ...
@@ -29,11 +37,29 @@ class PrivacyGuarantee(Protocol):
     @property
     def basis(self) -> str: ...
 
-    def epsilon(self, rounds: int) -> float: ...
+    def epsilon(self, rounds: int, neighbors: str = REMOVE) -> float: ...
 
     def last_round(self, planned: int) -> int: ...
 
     def describe(self, rounds: int) -> str: ...
+
+
+def describe_epsilon(guarantee: PrivacyGuarantee, subject: str, rounds: int) -> str:
+    """Epsilon after some rounds under both neighboring relations, which share a number where they
+    have the same.
+    """
+    removed, replaced = (
+        f"{guarantee.epsilon(rounds, neighbors):.2f}" for neighbors in (REMOVE, REPLACE)
+    )
+    limit = f" of a budget of {guarantee.budget:g}" if guarantee.budget else ""
+    relation = (
+        f"for adding, removing or replacing any one {subject}"
+        if removed == replaced
+        else f"for adding or removing any one {subject}, {replaced} for replacing it"
+    )
+    return (
+        f"epsilon {removed}{limit} {relation}, at delta {guarantee.delta:g} after {rounds} rounds"
+    )
 
 
 @dataclass(frozen=True)
@@ -42,7 +68,7 @@ class ClientGuarantee:
 
     noise: float
     delta: float
-    budget: float  # an epsilon that the run does not exceed; 0: none
+    budget: float  # an epsilon, for adding or removing, that the run does not exceed; 0: none
     cohort: int  # clients sampled in a round; with Poisson sampling, the expected number
     clients: int
     sampling: str = "fixed"
@@ -53,14 +79,15 @@ class ClientGuarantee:
         """The probability that a client is sampled in a round; not used with sampling "any"."""
         return self.cohort / self.clients
 
-    def epsilon(self, rounds: int, sampling: str = "") -> float:
-        """Epsilon after this number of rounds, with this or another sampling."""
+    def epsilon(self, rounds: int, neighbors: str = REMOVE) -> float:
+        """Epsilon after this number of rounds."""
         return epsilon(
             rounds,
             fraction=self.fraction,
             noise=self.noise,
             delta=self.delta,
-            sampling=sampling or self.sampling,
+            sampling=self.sampling,
+            neighbors=neighbors,
         )
 
     def last_round(self, planned: int) -> int:
@@ -89,12 +116,7 @@ class ClientGuarantee:
 
     def describe(self, rounds: int) -> str:
         """One sentence with the epsilon and its assumptions."""
-        limit = f" of a budget of {self.budget:g}" if self.budget else ""
-        spent = (
-            f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
-            f" client after {rounds} rounds"
-        )
-        return f"{spent} ({self.basis}); {NOT_PRIVATE}"
+        return f"{describe_epsilon(self, 'client', rounds)} ({self.basis}); {NOT_PRIVATE}"
 
 
 @dataclass(frozen=True)
@@ -113,14 +135,15 @@ class ExampleGuarantee:
     def unit(self) -> str:
         return "example" if self.covers_models else "label_counts"
 
-    def epsilon(self, rounds: int) -> float:
-        """Spent on a client that took part in every one of so many rounds."""
+    def epsilon(self, rounds: int, neighbors: str = REMOVE) -> float:
+        """Spent on a client that took part in every one of so many rounds. Replacing an example is
+        removing one and adding another: everything sent can differ by twice as much.
+        """
         if not rounds:
             return 0.0
         steps = math.ceil(rounds / self.rounds_per_step)
-        return gaussian_epsilon(
-            math.sqrt(rounds * self.cost_per_round + steps * self.cost_per_time_step), self.delta
-        )
+        mu = math.sqrt(rounds * self.cost_per_round + steps * self.cost_per_time_step)
+        return gaussian_epsilon(2 * mu if neighbors == REPLACE else mu, self.delta)
 
     def last_round(self, planned: int) -> int:
         """The planned last round, or an earlier one: the last within the budget."""
@@ -134,14 +157,9 @@ class ExampleGuarantee:
 
     def describe(self, rounds: int) -> str:
         """One sentence, with everything it rests on."""
-        limit = f" of a budget of {self.budget:g}" if self.budget else ""
         subject = (
             ""
             if self.covers_models
             else "in the label counts alone, the models being open to all: "
         )
-        epsilon_spent = (
-            f"epsilon {self.epsilon(rounds):.2f}{limit} at delta {self.delta:g} for any one"
-            f" example after {rounds} rounds"
-        )
-        return f"{subject}{epsilon_spent} ({self.basis}); {NOT_PRIVATE}"
+        return f"{subject}{describe_epsilon(self, 'example', rounds)} ({self.basis}); {NOT_PRIVATE}"

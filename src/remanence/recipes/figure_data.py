@@ -14,6 +14,7 @@ from remanence.metrics.forgetting import (
     client_forgetting_rounds,
     forgetting_curve,
     local_forgetting,
+    require_every_round,
 )
 from remanence.metrics.groups import class_curve, deviation_of
 from remanence.results.ledger import GLOBAL
@@ -68,6 +69,8 @@ def cdf(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Distribution of forgetting: the values in ascending order, each with the share of values that
     are not larger. Global values are those of rounds, local values those of local models.
     """
+    for run in runs:
+        require_every_round(run, "the distribution of forgetting")
     scores = {"global": [value for run in runs for value in forgetting_curve(run).values()]}
     scores["local"] = [
         float(value)

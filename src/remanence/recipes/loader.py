@@ -1,7 +1,8 @@
 """Recipes from TOML files. `recipes/PAPER/NAME.toml` is merged over `recipes/PAPER/setting.toml`,
 which has what the results of a paper share. The entries of a file:
 
-- `title`, `source`, `kind` (table or figure), `measure`, `unit`, `better`, `figure_kind`, `heading`
+- `title`, `source`, `kind` (table, figure or calibration), `measure`, `unit`, `better`,
+  `figure_kind`, `heading`
 - `[experiment]`: the settings as published
 - `rows`, `columns`: lists of `{ label, measure, unit, better }` and settings by dotted key; the run
   of a cell has the settings of the experiment, its row and its column

@@ -16,6 +16,7 @@ import numpy as np
 
 from remanence.methods.centralized import EVENTS
 from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
+from remanence.metrics.convergence import rounds_to as rounds_to_value
 from remanence.metrics.convergence import top as best_value
 from remanence.metrics.drift import summarize_drift
 from remanence.metrics.examples import forgettable_examples
@@ -23,6 +24,7 @@ from remanence.metrics.forgetting import (
     client_forgetting,
     client_forgetting_rounds,
     forgetting_curve,
+    require_every_round,
 )
 from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
 from remanence.metrics.groups import deviation_of, mean_of
@@ -113,17 +115,21 @@ def average(*, classes: int = 0) -> RecipeMeasure:
     return by_seed(lambda run: time_averaged(*accuracy_curve(run, classes)))
 
 
-def rounds_to(*, fraction: float = 1.0, of: float = 0.95) -> RecipeMeasure:
-    """Rounds to a fraction of the target. The target is the same for all methods of a column: `of`
-    times the best accuracy that any of them reached.
+def rounds_to(*, fraction: float = 1.0, of: float = 0.95, target: float = 0.0) -> RecipeMeasure:
+    """Rounds to a fraction of a target accuracy. It is the same for all methods of a column:
+    `target` or, without it, `of` times the best accuracy that any of them reached.
     """
 
     def measure(evidence: CellEvidence) -> CellNumber:
         curves = {label: mean_curve(runs) for label, runs in evidence.column_runs.items() if runs}
-        curves["itself"] = mean_curve(evidence.runs)
-        if not curves["itself"][0]:
+        curves["itself"] = rounds, values = mean_curve(evidence.runs)
+        if not rounds:
             return CellNumber()
-        reached = rounds_to_fractions(curves, (fraction,), of).rounds["itself"][0]
+        reached = (
+            rounds_to_value(rounds, values, fraction * target)
+            if target
+            else rounds_to_fractions(curves, (fraction,), of).rounds["itself"][0]
+        )
         return CellNumber(math.inf, None, NEVER) if reached is None else CellNumber(float(reached))
 
     return measure
@@ -171,6 +177,7 @@ def forgetting_events() -> RecipeMeasure:
     """
 
     def measure(run: Run) -> float | None:
+        require_every_round(run, "forgetting_events")
         counted = centralized_events(run)
         if counted is not None:
             return float(counted.right_to_wrong.sum())
@@ -216,7 +223,12 @@ def client_forgetting_mean(*, at: float = 1.0) -> RecipeMeasure:
 
 def global_forgetting() -> RecipeMeasure:
     """Round-wise forgetting of the global model, mean over rounds (Flashback)."""
-    return by_seed(lambda run: mean_of(forgetting_curve(run).values()))
+
+    def measure(run: Run) -> float | None:
+        require_every_round(run, "global_forgetting")
+        return mean_of(forgetting_curve(run).values())
+
+    return by_seed(measure)
 
 
 def local_forgetting() -> RecipeMeasure:
@@ -252,6 +264,28 @@ def classes_held() -> RecipeMeasure:
 def holders_of_all() -> RecipeMeasure:
     """Share of the clients that have every class."""
     return by_seed(lambda run: float(_has_class(run).all(axis=1).mean()))
+
+
+def distance_in_rounds(*, target: float, published: str) -> RecipeMeasure:
+    """How far the rounds to three quarters, nine tenths and all of a target accuracy are from
+    published ones: the mean of |log2(ours / published)|, so 1 is a factor of two. An accuracy that
+    is never reached counts as twice the length of the training.
+
+    Args:
+        target: The target accuracy.
+        published: The three numbers of rounds, such as '112, 190, 445'.
+    """
+
+    def measure(evidence: CellEvidence) -> CellNumber:
+        rounds, values = mean_curve(evidence.runs)
+        if not rounds:
+            return CellNumber()
+        never = 2 * evidence.runs[0].config.total_rounds
+        ours = [rounds_to_value(rounds, values, part * target) or never for part in (0.75, 0.9, 1)]
+        wanted = [float(number) for number in published.split(",")]
+        return CellNumber(mean_of(abs(math.log2(a / b)) for a, b in zip(ours, wanted, strict=True)))
+
+    return measure
 
 
 def best_over(*, rounds: int = 0) -> RecipeMeasure:
@@ -305,12 +339,16 @@ def _value(setting: str) -> str:
     return setting.partition("=")[2]
 
 
+# measures that compare every round with the one before: a run must record every round
+FROM_ROUND_TO_ROUND = ("forgetting_events", "global_forgetting")
+
 MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "average": average,
     "best_over": best_over,
     "classes_held": classes_held,
     "client_forgetting": client_forgetting_mean,
     "convergence": convergence,
+    "distance_in_rounds": distance_in_rounds,
     "forgettable": forgettable,
     "forgetting_events": forgetting_events,
     "global_forgetting": global_forgetting,

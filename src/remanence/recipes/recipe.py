@@ -9,7 +9,7 @@ from typing import Any
 from remanence.core.errors import InputError
 
 SCALES = ("smoke", "desk", "gpu", "paper")
-KINDS = ("table", "figure")
+KINDS = ("table", "figure", "calibration")
 UNITS = ("share", "percent", "rounds", "count")
 NEVER = "never"  # in place of a number of rounds: the target was not reached
 

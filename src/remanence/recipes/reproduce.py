@@ -10,6 +10,7 @@ the published ones. The output folder has
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from remanence.experiment.build import check_names
 from remanence.recipes.evaluate_cells import collect, find_finished
 from remanence.recipes.figure_data import FIGURE, PICTURE, figure_csv
 from remanence.recipes.loader import load_recipe
+from remanence.recipes.measures import FROM_ROUND_TO_ROUND
 from remanence.recipes.outcomes import OUTCOME
 from remanence.recipes.plan import ResultPlan, make_plan, source_of
 from remanence.recipes.recipe import NEVER, SCALES, Recipe
@@ -90,7 +92,23 @@ def plan_result(
         )
     for run in plan.runs:
         check_names(run.experiment)
+    check_recorded_rounds(plan)
     return plan
+
+
+def check_recorded_rounds(plan: ResultPlan) -> None:
+    """Raise InputError where a measure is from round to round and its runs skip rounds."""
+    every = {run.name: run.experiment.record.every for run in plan.runs}
+    for row, column in itertools.product(plan.rows, plan.columns):
+        measure = plan.measure_of(row, column).name
+        names = [name for _, found in plan.cells[row.label, column.label].runs for name in found]
+        skipping = [every[name] for name in names if every[name] > 1]
+        if skipping and measure in FROM_ROUND_TO_ROUND:
+            raise InputError(
+                f"{plan.recipe.name}: {measure} compares every round with the one before, and"
+                f" {row.label}, {column.label} would record every {skipping[0]} rounds: set"
+                " record.every=1"
+            )
 
 
 def missing_data_message(recipe: Recipe, source: str) -> str:

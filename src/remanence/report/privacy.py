@@ -18,7 +18,9 @@ UNITS = {
 }
 EXPLANATION = (
     "A smaller epsilon reveals less about the protected unit; delta bounds the probability that"
-    f" more is revealed. Warning: {NOT_PRIVATE}."
+    " more is revealed. The first epsilon compares with a federation in which the unit contributes"
+    " nothing (it is added or removed), the second with one in which it is another one (replaced);"
+    f" papers report one or the other. Warning: {NOT_PRIVATE}."
 )
 
 
@@ -29,6 +31,7 @@ class PrivacyRow:
     label: str
     unit: str
     epsilon: str  # after the last recorded round, the largest over seeds
+    replaced: str  # the same for replacing one
     budget: str
     delta: str
     basis: str
@@ -49,19 +52,24 @@ def _describe_guarantee(
     group: Group, runs: Sequence[Run], guarantee: dict[str, object]
 ) -> PrivacyRow:
     unit, name = UNITS.get(str(guarantee["unit"]), (str(guarantee["unit"]), "epsilon"))
-    spent = [found for run in runs if (found := _last(run, name)) is not None]
     budget = guarantee["budget"]
     return PrivacyRow(
         label=group.label,
         unit=unit,
-        epsilon=f"{max(number for number, _ in spent):.2f} after round"
-        f" {max(round for _, round in spent)}"
-        if spent
-        else "unknown",
+        epsilon=_describe_spent(runs, name),
+        replaced=_describe_spent(runs, f"{name}_replace"),
         budget=f"{budget:g}" if budget else "none",
         delta=f"{guarantee['delta']:g}",
         basis=str(guarantee["basis"]),
     )
+
+
+def _describe_spent(runs: Sequence[Run], name: str) -> str:
+    spent = [found for run in runs if (found := _last(run, name)) is not None]
+    if not spent:
+        return "unknown"
+    largest, last = max(number for number, _ in spent), max(round for _, round in spent)
+    return f"{largest:.2f} after round {last}"
 
 
 def _last(run: Run, name: str) -> tuple[float, int] | None:

@@ -113,7 +113,7 @@ COLUMNS = (
         "accuracy that classes lose from one recorded round to the next, averaged over classes and"
         " rounds; gains count as 0",
         lambda row: percent(row.forgetting, 2),
-        legend="points that a class loses per round",
+        legend="points that a class loses between recorded rounds",
     ),
     Column(
         "Local forgetting, points",

@@ -100,7 +100,7 @@ def read_scalars(run: Run) -> Iterator[Scalar]:
             if is_number(share):
                 yield _scalar(f"class accuracy/{name}", round, share, passed)
     for round, lost in forgetting_curve(run).items():
-        yield _scalar("forgetting/since the round before", round, lost, passed)
+        yield _scalar("forgetting/since the recorded round before", round, lost, passed)
     parts = decomposition_of(run)
     for phase, part in (parts.parts if parts else {}).items():
         for round, value in zip(

@@ -34,9 +34,12 @@ NUMBERS = {
     "offline": "clients that were not online, without a server",
     "early_stopped": "clients that have stopped training, without a server",
     "same_cluster_share": "share of the peers' models that came from the client's own cluster",
-    "epsilon": "privacy spent so far, of clients",
-    "epsilon_example": "privacy spent so far, of examples",
-    "epsilon_label_counts": "privacy spent so far, of label counts",
+    "epsilon": "privacy spent so far, of clients, for adding or removing one",
+    "epsilon_replace": "the same for replacing one",
+    "epsilon_example": "privacy spent so far, of examples, for adding or removing one",
+    "epsilon_example_replace": "the same for replacing one",
+    "epsilon_label_counts": "privacy spent so far, of label counts, for adding or removing one",
+    "epsilon_label_counts_replace": "the same for replacing one",
 }
 # shares, which are 0 to 1; the other numbers are 0 or more
 SHARES = {

@@ -2,7 +2,8 @@
 
 They are composed from the mechanisms that the method's parts declare. A guarantee for examples
 rests on the Gaussian mechanism alone. Two datasets are neighbors if one has an example that
-contributes nothing and all else is equal; the number of a client's examples is public. In one pass
+contributes nothing and all else is equal; where the example is another one instead, everything can
+differ by twice as much. The number of a client's examples is public. In one pass
 over a client's data an example is in exactly one batch, and the order does not depend on the data:
 a pass is one Gaussian mechanism for that example, with multiplier `noise`. Passes, label counts and
 other counts add up: mu^2 = sum of 1 / noise^2 over all exposures of the example. No amplification
@@ -32,8 +33,11 @@ from remanence.core.declarations import (
 from remanence.core.errors import InputError
 from remanence.data.batches import count_steps
 from remanence.experiment.build import BuiltExperiment
+from remanence.privacy.accountant import REMOVE, REPLACE
 from remanence.privacy.guarantees import ClientGuarantee, ExampleGuarantee, PrivacyGuarantee
 from remanence.training.task import TrainingTask
+
+RELATIONS = {REMOVE: "adding or removing one", REPLACE: "replacing one"}
 
 
 def guarantees_of(experiment: BuiltExperiment) -> tuple[PrivacyGuarantee, ...]:
@@ -188,6 +192,9 @@ def to_metadata(guarantees: Sequence[PrivacyGuarantee], planned: int) -> dict[st
             "delta": guarantee.delta,
             "budget": guarantee.budget,
             "basis": guarantee.basis,
+            "neighbors": {
+                column: RELATIONS[relation] for column, relation in _columns(guarantee).items()
+            },
         }
         for guarantee in guarantees
     ]
@@ -195,16 +202,21 @@ def to_metadata(guarantees: Sequence[PrivacyGuarantee], planned: int) -> dict[st
 
 
 def epsilon_spent(guarantees: Sequence[PrivacyGuarantee], rounds: int) -> dict[str, float | None]:
-    """Epsilon of clients and of examples for a round's metrics, where guaranteed; None where it is
-    not known.
+    """Epsilon of clients and of examples for a round's metrics, where guaranteed, for adding or
+    removing one and for replacing one; None where it is not known.
     """
     found: dict[str, float | None] = {}
     for guarantee in guarantees:
-        try:
-            value = guarantee.epsilon(rounds)
-        except InputError:
-            value = math.inf
-        found["epsilon" if guarantee.unit == "client" else f"epsilon_{guarantee.unit}"] = (
-            value if math.isfinite(value) else None
-        )
+        for column, neighbors in _columns(guarantee).items():
+            try:
+                value = guarantee.epsilon(rounds, neighbors)
+            except InputError:
+                value = math.inf
+            found[column] = value if math.isfinite(value) else None
     return found
+
+
+def _columns(guarantee: PrivacyGuarantee) -> dict[str, str]:
+    """The columns of the metrics, each with the neighboring relation that its epsilon is for."""
+    name = "epsilon" if guarantee.unit == "client" else f"epsilon_{guarantee.unit}"
+    return {name: REMOVE, f"{name}_replace": REPLACE}
