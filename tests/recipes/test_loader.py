@@ -16,7 +16,7 @@ from remanence.recipes.claims import FAILS, check_claims, evaluate_claims
 from remanence.recipes.estimate import estimate
 from remanence.recipes.figure_data import KINDS
 from remanence.recipes.loader import deep_merge, read_number, read_recipe
-from remanence.recipes.measures import MEASURES
+from remanence.recipes.measures import MEASURES, nearest_round
 from remanence.recipes.plan import make_plan
 from remanence.recipes.recipe import CellNumber, Recipe, RecipeError
 
@@ -233,3 +233,42 @@ def test_an_invalid_claim_is_reported_in_one_sentence(claim: dict[str, Any], tex
 def test_an_unknown_result_names_the_nearest() -> None:
     with pytest.raises(InputError, match=r"did you mean wsm/table-3\.2"):
         load_recipe("wsm/table3.2")
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    ("table", "figures"),
+    [
+        ("wsm/table-3.1", ["wsm/figure-2.2", "wsm/figure-a.1", "wsm/figure-a.2"]),
+        ("tce/table-1", ["tce/figure-1", "tce/figure-5", "tce/figure-6", "tce/figure-7"]),
+    ],
+)
+def test_heat_maps_show_the_training_of_their_table(
+    table: str, figures: list[str], scale: str
+) -> None:
+    trained = [run.experiment for run in make_plan(load_recipe(table), scale).runs]
+    for name in figures:
+        assert all(run.experiment in trained for run in make_plan(load_recipe(name), scale).runs)
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds"),
+    [
+        ("wsm/figure-2.2", 2800),
+        ("wsm/figure-a.1", 1),
+        ("wsm/figure-a.2", 4000),
+        ("tce/figure-1", 2800),
+        ("tce/figure-5", 1),
+        ("tce/figure-6", 2000),
+        ("tce/figure-7", 4000),
+    ],
+)
+def test_a_heat_map_is_of_a_round_that_is_recorded(name: str, rounds: int) -> None:
+    plan = make_plan(load_recipe(name), "paper")
+    at = plan.measure_of(plan.rows[0], plan.columns[0]).arguments["at"]
+    for run in plan.runs:
+        record, total = run.experiment.record, run.experiment.total_rounds
+        known = [1, *range(record.local_every, total + 1, record.local_every)]
+        assert nearest_round(known, at, total) == rounds
+        assert (record.local, record.cross) == (True, 20)
+    assert str(rounds) in plan.columns[0].label

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shutil
@@ -286,3 +287,40 @@ def test_pages_are_made_from_stored_outcomes(tmp_path: Path) -> None:
         (tmp_path / "t" / OUTCOME).write_text(content)
         with pytest.raises(InputError, match="damaged"):
             write_results([tmp_path / "t"], tmp_path / "docs")
+
+
+def test_a_figure_uses_the_runs_of_its_table(tmp_path: Path) -> None:
+    """Round 1, 70% and the end of the same training: the table trains, the figures do not."""
+    rows = ["FedAvg, lr 0.1", "FedAvg+WSM, lr 0.1", "CIFAR-10"]
+    table = tmp_path / "table"
+    reproduce("wsm/table-3.1", table, scale="smoke", only=rows, report=False)
+
+    class NoTraining(TimeLimit):
+        def passed(self) -> bool:
+            raise AssertionError("a run trains")
+
+    limit, rounds = NoTraining(1.0), []
+    for name in ("wsm/figure-a.1", "wsm/figure-2.2", "wsm/figure-a.2"):
+        out = tmp_path / name.replace("/", "-")
+        done = reproduce(
+            name, out, scale="smoke", runs_from=[table], time_limit=limit, report=False
+        )
+        assert all(number.known for number in done.ours.values())
+        with (out / FIGURE).open() as file:
+            rounds.append({line["round"] for line in csv.DictReader(file)})
+        assert not list((out / RUNS).glob("*/checkpoints"))
+    assert rounds == [{"1"}, {"3"}, {"3"}]  # of 3 rounds: 70% is nearer to the last
+    # the copies are runs of this folder: nothing is trained without the table, either
+    again = reproduce(name, out, scale="smoke", time_limit=limit, report=False)
+    assert again.ours == done.ours
+
+
+def test_runs_with_other_settings_are_not_used(tmp_path: Path) -> None:
+    first, second = tmp_path / "1", tmp_path / "2"
+    options = {"scale": "smoke", "only": ["FedAvg"], "report": False}
+    one = reproduce("wsm/table-3.2", first, changes={"local.lr": 0.2}, **options)  # type: ignore[arg-type]
+    two = reproduce("wsm/table-3.2", second, runs_from=[first], **options)  # type: ignore[arg-type]
+    assert one.ours != two.ours
+    with pytest.raises(InputError, match=r"has no runs to use: give a folder that remanence"):
+        reproduce("wsm/table-3.2", tmp_path / "3", runs_from=[tmp_path], **options)  # type: ignore[arg-type]
+    assert not (tmp_path / "3").exists()

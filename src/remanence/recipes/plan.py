@@ -61,23 +61,16 @@ class ResultPlan:
         """The measure of a cell.
 
         Options are joined where a row and a column name the same measure: forgettable(at=0.1) and
-        forgettable(client=2).
+        forgettable(client=2). A scale changes options of its own measure, and no other measure.
         """
-        named = [expressions.parse_call(text) for text in (column.measure, row.measure) if text]
-        if self.scale_settings.measure:
-            smaller = expressions.parse_call(self.scale_settings.measure)
-            named = [
-                smaller
-                if not named
-                else call
-                if call.name != smaller.name
-                else _join(call, smaller)
-                for call in named or [smaller]
-            ]
-        chosen = named[0] if named else expressions.parse_call(self.recipe.measure)
-        for call in named[1:]:
+        texts = [text for text in (column.measure, row.measure) if text] or [self.recipe.measure]
+        chosen, *others = [expressions.parse_call(text) for text in texts]
+        for call in others:
             chosen = _join(chosen, call) if call.name == chosen.name else call
-        return chosen
+        if not self.scale_settings.measure:
+            return chosen
+        smaller = expressions.parse_call(self.scale_settings.measure)
+        return _join(chosen, smaller) if smaller.name == chosen.name else chosen
 
 
 def _join(one: expressions.Call, other: expressions.Call) -> expressions.Call:
