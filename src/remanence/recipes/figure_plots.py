@@ -173,12 +173,12 @@ PLOTS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
 }
 
 
-def draw_figure(figure_kind: str, data: str, title: str) -> bytes | None:
+def draw_figure(figure_kind: str, data: str, title: str, dpi: int = DPI) -> bytes | None:
     """Draw a figure as PNG from the CSV of `figure_csv`; None if it has no rows."""
     records = list(csv.DictReader(io.StringIO(data)))
     if not records:
         return None
-    return render_figure(PLOTS[figure_kind](records), title, ["png"], DPI)["png"]
+    return render_figure(PLOTS[figure_kind](records), title, ["png"], dpi)["png"]
 
 
 def _split(records: Sequence[FigureRecord], name: str) -> Iterator[tuple[str, list[FigureRecord]]]:

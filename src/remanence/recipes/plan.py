@@ -57,6 +57,16 @@ class ResultPlan:
     def scale_settings(self) -> RunScale:
         return self.recipe.scales[self.scale]
 
+    def rounds_of(self, row: TableLine, column: TableLine) -> int:
+        """The round of its runs that a cell shows: the last one, or that of its measure's `at`."""
+        if row.sources:
+            lines = [line for line in self.recipe.rows if line.label in row.sources]
+            return min(self.rounds_of(line, column) for line in lines)
+        names = {name for _, seeds in self.cells[row.label, column.label].runs for name in seeds}
+        total = min(run.experiment.total_rounds for run in self.runs if run.name in names)
+        at = self.measure_of(row, column).arguments.get("at")
+        return total if at is None else max(1, round(at * total))
+
     def measure_of(self, row: TableLine, column: TableLine) -> expressions.Call:
         """The measure of a cell.
 

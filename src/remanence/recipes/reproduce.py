@@ -27,9 +27,9 @@ from remanence.experiment.build import check_names
 from remanence.recipes.evaluate_cells import collect, find_finished
 from remanence.recipes.figure_data import FIGURE, PICTURE, figure_csv
 from remanence.recipes.loader import load_recipe
-from remanence.recipes.outcomes import OUTCOME
+from remanence.recipes.outcomes import OUTCOME, write_numbers
 from remanence.recipes.plan import ResultPlan, make_plan, source_of
-from remanence.recipes.recipe import NEVER, SCALES, Recipe
+from remanence.recipes.recipe import SCALES, Recipe
 from remanence.recipes.results_pages import describe_result
 from remanence.recipes.run_folder import copy_runs, find_reusable, open_folder, queue_runs
 from remanence.recipes.tables import ResultOutcome, as_csv
@@ -228,16 +228,9 @@ def _describe_outcome(
         "machine": ", ".join(sorted(machines)),
         "seconds": round(sum(_seconds(run) for run in runs), 1),
         "runs": len(runs),
-        "numbers": [
-            [
-                *cell,
-                None if number.text == NEVER else number.value,
-                number.deviation,
-                number.text,
-            ]
-            for cell, number in outcome.ours.items()
-        ],
+        "numbers": write_numbers(outcome),
         "notes": [[*cell, note] for cell, note in outcome.notes.items()],
+        "claims": [verdict.to_json() for verdict in outcome.verdicts],
     }
 
 
