@@ -264,7 +264,7 @@ def test_numbers_of_claims_in_words() -> None:
     assert write_range([share, share], [0.01, -0.02]) == "-2.0 to +1.0 points"
     assert write_range([rounds], [63.0]) == "+63 rounds"
     assert write_range([rounds, rounds], [3.0, NEVER]) == "+3 to ∞ rounds"
-    assert write_range([value], [1.26]) == "1.3%"
+    assert write_range([value, value], [-0.01, 1.26]) == "-0.01 to 1.3%"
     assert write_range([count, count], [461.0, 504.0]) == "461 to 504"
     assert write_range([count], [None]) == "-"
 

@@ -247,8 +247,8 @@ def test_the_index_has_a_row_for_every_paper(tmp_path: Path) -> None:
     assert [page.stem for page in pages] == list(PAPERS)
     text = index.read_text()
     claims = sum(len(load_recipe(n).claims) for n in list_recipes() if n.startswith("wsm/"))
-    assert f"](wsm.md) | 0 | 0 | 0 | 0 | 0 | 0 | {claims} | WSM helps early on. |" in text
-    assert text.count(".md) |") == len(PAPERS)
+    assert f", 2022 | 0 | 0 | 0 | 0 | 0 | 0 | {claims} | WSM helps early on. |" in text
+    assert text.count(".md): ") == len(PAPERS)
     assert "WSM helps\nearly on." in pages[0].read_text()
 
 

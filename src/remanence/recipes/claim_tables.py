@@ -157,5 +157,5 @@ def index_page(
         words = [claim.verdict.word for claim in claims]
         counts = " | ".join(str(words.count(word)) for word in SUMMARY)
         note = " ".join(notes.get(paper, DASH).split())
-        lines.append(f"| [{escape(titles[paper])}]({paper}.md) | {counts} | {note} |")
+        lines.append(f"| [{paper}]({paper}.md): {escape(titles[paper])} | {counts} | {note} |")
     return "\n".join([*lines, "", WORDS, ""])

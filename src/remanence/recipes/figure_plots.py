@@ -118,7 +118,7 @@ def draw_one_round(records: Sequence[FigureRecord]) -> Any:
 
 def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
     """What each client's model forgot of each client's data in local training, with the mean over
-    the other clients as last column; and its accuracy after local training.
+    the other clients as last column; and its accuracy after and before local training.
     """
     panels, colors = [], []
     for row, own in _split(records, "row"):
@@ -142,12 +142,22 @@ def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
             x_axis,
             "client's model",
         )
-        after = _heatmap(
-            f"{row}: accuracy after", own, "data", "model", "after", x_axis, "client's model"
+        after, before = (
+            _heatmap(
+                f"{row}: accuracy {moment}",
+                own,
+                "data",
+                "model",
+                moment,
+                x_axis,
+                "client's model",
+            )
+            for moment in ("after", "before")
         )
-        panels += [lost, after]
+        panels += [lost, after, before]
         colors += [
             change_colors([float(each["value"]) for each in forgotten if each["value"]]),
+            share_colors(),
             share_colors(),
         ]
     return arrange_panels(panels, 220, 90, colors)

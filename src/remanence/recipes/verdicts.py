@@ -248,4 +248,6 @@ def write_range(checks: Sequence[ClaimCheck], values: Sequence[float | None]) ->
 def _write(value: float, kind: str, digits: int) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
+    if value and not round(value, digits):
+        digits += 1
     return f"{value:{'+' if kind == 'gap' else ''}.{digits}f}"
