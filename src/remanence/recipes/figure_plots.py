@@ -120,47 +120,34 @@ def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
     """What each client's model forgot of each client's data in local training, with the mean over
     the other clients as last column; and its accuracy after and before local training.
     """
-    panels, colors = [], []
+    lost, after, before, colors = [], [], [], []
+    x_axis = axis("client's data", type="category", showgrid=False)
+
+    def draw(title: str, cells: Sequence[FigureRecord], value: str) -> Panel:
+        return _heatmap(title, cells, "data", "model", value, x_axis, "client's model")
+
     for row, own in _split(records, "row"):
-        forgotten = [each | {"value": each["forgotten"]} for each in own]
-        for model, part in _split(own, "model"):
-            others = [
-                float(each["forgotten"])
-                for each in part
-                if each["data"] != model and each["forgotten"]
-            ]
-            forgotten.append(
-                {"model": model, "data": MEAN, "value": str(np.mean(others)) if others else ""}
-            )
-        x_axis = axis("client's data", type="category", showgrid=False)
-        lost = _heatmap(
-            f"{row}, round {own[0]['round']}: forgotten",
-            forgotten,
-            "data",
-            "model",
-            "value",
-            x_axis,
-            "client's model",
-        )
-        after, before = (
-            _heatmap(
-                f"{row}: accuracy {moment}",
-                own,
-                "data",
-                "model",
-                moment,
-                x_axis,
-                "client's model",
-            )
-            for moment in ("after", "before")
-        )
-        panels += [lost, after, before]
-        colors += [
-            change_colors([float(each["value"]) for each in forgotten if each["value"]]),
-            share_colors(),
-            share_colors(),
-        ]
+        forgotten = [*_with_means(own)]
+        lost.append(draw(f"{row}, round {own[0]['round']}: forgotten", forgotten, "forgotten"))
+        after.append(draw(f"{row}: accuracy after", own, "after"))
+        before.append(draw(f"{row}: accuracy before", own, "before"))
+        colors.append(change_colors([float(x["forgotten"]) for x in forgotten if x["forgotten"]]))
+    panels = [*lost, *after, *before]  # in two columns, two methods are beside each other
+    colors += [share_colors()] * (len(panels) - len(colors))
     return arrange_panels(panels, 220, 90, colors)
+
+
+def _with_means(records: Sequence[FigureRecord]) -> Iterator[FigureRecord]:
+    """The records, and for each model the mean of what it forgot of the other clients' data."""
+    yield from records
+    for model, part in _split(records, "model"):
+        others = [
+            float(record["forgotten"])
+            for record in part
+            if record["data"] != model and record["forgotten"]
+        ]
+        mean = str(np.mean(others)) if others else ""
+        yield {"model": model, "data": MEAN, "forgotten": mean}
 
 
 def draw_partition(records: Sequence[FigureRecord]) -> Any:
