@@ -17,7 +17,7 @@ from remanence.recipes import list_recipes
 from remanence.recipes.estimate import describe_plan
 from remanence.recipes.figure_data import FIGURE
 from remanence.recipes.loader import PAPERS, load_recipe
-from remanence.recipes.outcomes import OUTCOME, read_outcome
+from remanence.recipes.outcomes import OUTCOME, name_outcome, read_outcome
 from remanence.recipes.reproduce import PAGE, TABLE, plan_result, reproduce
 from remanence.recipes.results_pages import write_results
 from remanence.results.run import RUNS, Comparison
@@ -225,8 +225,10 @@ def test_a_claim_has_one_verdict_from_the_longest_run_as_published(tmp_path: Pat
 
     def line_of(*places: int) -> list[str]:
         write_results([tmp_path / str(place) for place in places], tmp_path / "docs")
-        lines = (tmp_path / "docs" / "wsm.md").read_text().splitlines()
-        (line,) = [line for line in lines if "consistently performs best" in line]
+        text = (tmp_path / "docs" / "wsm.md").read_text()
+        # with several results each is listed with its numbers, and the table has one verdict
+        assert text.count("The claims in these runs:") == (len(places) if len(places) > 1 else 0)
+        (line,) = re.findall(r"\| table-3\.3 \| .*consistently performs best.*", text)
         return [cell.strip() for cell in line.strip("|").split("|")][2:]
 
     text = ["**not so far**", "-10.0 points", "+6.0 points", "0 of 1, of 24"]
@@ -310,10 +312,14 @@ def test_pages_are_made_from_stored_outcomes(tmp_path: Path) -> None:
 
 
 def test_a_figure_uses_the_runs_of_its_table(tmp_path: Path) -> None:
-    """Round 1, 70% and the end of the same training: the table trains, the figures do not."""
+    """Round 1, 70% and the end of the same training: the table trains, the figures do not, though
+    their data folder is another.
+    """
     rows = ["FedAvg, lr 0.1", "FedAvg+WSM, lr 0.1", "CIFAR-10"]
     table = tmp_path / "table"
-    reproduce("wsm/table-3.1", table, scale="smoke", only=rows, report=False)
+    reproduce(
+        "wsm/table-3.1", table, scale="smoke", only=rows, data_dir=str(tmp_path), report=False
+    )
 
     class NoTraining(TimeLimit):
         def passed(self) -> bool:
@@ -344,3 +350,16 @@ def test_runs_with_other_settings_are_not_used(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no runs to use: give a folder that remanence"):
         reproduce("wsm/table-3.2", tmp_path / "3", runs_from=[tmp_path], **options)  # type: ignore[arg-type]
     assert not (tmp_path / "3").exists()
+
+
+STORED = Path(__file__).parents[2] / "docs" / "results" / "outcomes"
+
+
+@pytest.mark.parametrize("folder", sorted(STORED.iterdir()), ids=lambda folder: folder.name)
+def test_a_stored_number_says_what_it_rests_on(folder: Path) -> None:
+    outcome, about = read_outcome(folder)
+    assert folder.name == name_outcome(about)
+    known = {place for place, number in outcome.ours.items() if number.known}
+    assert known == set(outcome.bases)
+    assert all(basis.rounds > 0 and basis.seeds > 0 for basis in outcome.bases.values())
+    assert (folder / FIGURE).exists() == bool(outcome.plan.recipe.figure_kind)

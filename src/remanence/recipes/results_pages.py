@@ -26,6 +26,7 @@ from remanence.recipes.plan import ResultPlan, make_plan, source_of
 from remanence.recipes.tables import (
     ResultOutcome,
     as_markdown,
+    describe_counts,
     describe_disagreements,
 )
 from remanence.report.figure_files import require_matplotlib
@@ -158,6 +159,7 @@ def describe_result(outcome: ResultOutcome, metadata: Mapping[str, Any]) -> str:
         outcome: The result.
         metadata: The content of its outcome.json.
     """
+    interpretation = outcome.plan.recipe.interpretation
     return "\n".join(
         [
             f"# {outcome.plan.recipe.name}: {escape(outcome.plan.recipe.title)}",
@@ -165,13 +167,16 @@ def describe_result(outcome: ResultOutcome, metadata: Mapping[str, Any]) -> str:
             claims_table(claims_of(outcome)),
             WORDS,
             "",
-            _details(outcome, metadata, []),
+            _details(outcome, metadata),
+            *_list("How we interpret what the paper leaves open:", interpretation),
         ]
     )
 
 
-def _details(outcome: ResultOutcome, metadata: Mapping[str, Any], figure: Sequence[str]) -> str:
-    """Source, command, figure, table, disagreements and interpretation."""
+def _details(
+    outcome: ResultOutcome, metadata: Mapping[str, Any], figure: Sequence[str] = ()
+) -> str:
+    """Source, command, figure, table and disagreements."""
     plan, recipe = outcome.plan, outcome.plan.recipe
     lines = [
         f"## {recipe.name}: {escape(recipe.title)}",
@@ -182,14 +187,14 @@ def _details(outcome: ResultOutcome, metadata: Mapping[str, Any], figure: Sequen
         "",
         *figure,
         as_markdown(outcome),
+        *_list("Comparisons that are not as claimed:", describe_disagreements(outcome)),
     ]
-    differences = describe_disagreements(outcome)
-    if differences:
-        lines += ["Comparisons that are not as claimed:", ""]
-        lines += [*(f"- {escape(line)}" for line in differences), ""]
-    lines += ["How we interpret what the paper leaves open:", ""]
-    lines += [*(f"- {escape(line)}" for line in recipe.interpretation), ""]
     return "\n".join(lines)
+
+
+def _list(heading: str, lines: Sequence[str]) -> list[str]:
+    """A list with its heading; nothing for no lines."""
+    return [heading, "", *(f"- {escape(line)}" for line in lines), ""] if lines else []
 
 
 def _show_figure(result: StoredResult) -> list[str]:
@@ -234,6 +239,8 @@ def _page(
 ) -> str:
     name = next(iter(by_recipe))
     remark = remarks.get(name.partition("/")[0], "").strip()
+    interpretations = [load_recipe(other).interpretation for other in by_recipe]
+    shared = [line for line in interpretations[0] if all(line in own for own in interpretations)]
     lines = [
         f"# {escape(load_recipe(name).paper)}",
         "",
@@ -243,11 +250,19 @@ def _page(
         "",
         "Every number of ours comes from a run folder. This page is made by `remanence results`.",
         "",
+        *_list("How we interpret what the paper leaves open, in all results:", shared),
     ]
     for name, own in by_recipe.items():
-        lines += [_details(result.outcome, result.metadata, _show_figure(result)) for result in own]
+        for result in own:
+            lines.append(_details(result.outcome, result.metadata, _show_figure(result)))
+            if len(own) > 1:  # the table of claims has the longest run only
+                lines += _list("The claims in these runs:", describe_counts(result.outcome))
+        if not own:
+            continue
         remark = remarks.get(name, "").strip()
-        lines += ["### Remarks", "", remark, ""] if own and remark else []
+        of_this = [line for line in load_recipe(name).interpretation if line not in shared]
+        lines += _list("How we interpret what the paper leaves open here:", of_this)
+        lines += ["### Remarks", "", remark, ""] if remark else []
     lines += _list_costs(by_recipe)
     return "\n".join(lines)
 

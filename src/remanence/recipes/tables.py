@@ -237,9 +237,25 @@ def _describe_verdict(outcome: ResultOutcome, verdict: ClaimVerdict) -> str:
     on = f", with substitutes for {' and '.join(replaced)}" if replaced else ""
     why = f" {verdict.too_early}" if verdict.word == TOO_EARLY and verdict.too_early else ""
     return (
-        f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}: ours {verdict.ours}, published"
-        f" {verdict.published}; {describe_comparisons(verdict)} as claimed;"
-        f" {describe_rounds(basis)} rounds; {describe_seeds(basis)}.{why}"
+        f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}:"
+        f" {describe_numbers(verdict, basis)}.{why}"
+    )
+
+
+def describe_counts(outcome: ResultOutcome) -> list[str]:
+    """Describe the numbers of each claim that was run, without a verdict."""
+    return [
+        f"{verdict.text} {describe_numbers(verdict, verdict.basis)}."
+        for verdict in outcome.verdicts
+        if verdict.basis is not None
+    ]
+
+
+def describe_numbers(verdict: ClaimVerdict, basis: Basis) -> str:
+    return (
+        f"ours {verdict.ours}, published {verdict.published};"
+        f" {describe_comparisons(verdict)} as claimed; {describe_rounds(basis)} rounds;"
+        f" {describe_seeds(basis)}"
     )
 
 
