@@ -129,7 +129,7 @@ def results(
     folders: Annotated[list[Path], typer.Argument(help="Output folders of remanence reproduce.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the pages.")] = Path("docs/results"),
 ) -> None:
-    """Write one page for each paper from reproduced results."""
+    """Write a page for each paper, and one of all papers, from reproduced results."""
     from remanence.recipes.results_pages import write_results
 
     for page in write_results(folders, out):

@@ -35,8 +35,6 @@ from remanence.report.tables import escape_markdown as escape
 from remanence.results.readers import read_bytes, read_toml
 
 OUTCOMES, REMARKS = "outcomes", "remarks.toml"
-LARGEST_PICTURE = 60_000  # bytes
-RESOLUTIONS = (150, 100, 75)  # dots per inch; the first that makes a picture small enough
 
 
 def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
@@ -112,11 +110,8 @@ def _draw_figures(results: Sequence[StoredResult]) -> list[StoredResult]:
     for result in results:
         recipe = result.outcome.plan.recipe
         if result.figure_data:
-            for dpi in RESOLUTIONS:
-                picture = draw_figure(recipe.figure_kind, result.figure_data, recipe.title, dpi)
-                if picture is not None and len(picture) <= LARGEST_PICTURE:
-                    result = result._replace(picture=picture)
-                    break
+            picture = draw_figure(recipe.figure_kind, result.figure_data, recipe.title)
+            result = result._replace(picture=picture)
         drawn.append(result)
     return drawn
 
@@ -126,12 +121,9 @@ def _store(result: StoredResult, folder: SafePath) -> None:
     claims = [verdict.to_json() for verdict in result.outcome.verdicts]
     text = json.dumps({**result.metadata, "claims": claims}, indent=1, allow_nan=False)
     write_atomically(folder / OUTCOME, text.encode())
-    if result.figure_data:
-        write_atomically(folder / FIGURE, result.figure_data.encode())
     if result.picture is not None:
+        write_atomically(folder / FIGURE, result.figure_data.encode())
         write_atomically(folder / PICTURE, result.picture)
-    elif (folder / PICTURE).is_regular_file():
-        (folder / PICTURE).delete()
 
 
 def read_remarks(path: Path | SafePath) -> dict[str, str]:
@@ -198,16 +190,10 @@ def _list(heading: str, lines: Sequence[str]) -> list[str]:
 
 
 def _show_figure(result: StoredResult) -> list[str]:
-    """The picture, or where to find it."""
+    if result.picture is None:
+        return []
     title = escape(result.outcome.plan.recipe.title)
-    if result.picture is not None:
-        return [f"![{title}]({OUTCOMES}/{result.name}/{PICTURE})", ""]
-    if result.figure_data:
-        return [
-            f"The figure is too large for this page: the command writes it to DIR/{PICTURE}.",
-            "",
-        ]
-    return []
+    return [f"![{title}]({OUTCOMES}/{result.name}/{PICTURE})", ""]
 
 
 def _describe_scale(plan: ResultPlan, metadata: Mapping[str, Any]) -> str:
