@@ -78,10 +78,11 @@ def test_a_map_of_forgetting_ends_with_the_mean_over_the_others() -> None:
         "A,c,7,3,5,0.6,0.0,0.6",
         "A,c,7,4,3,0.5,0.6,-0.1",
     ]
-    forgotten, after = draw("heatmap", *rows).data
+    forgotten, after, before = draw("heatmap", *rows).data
     assert list(forgotten.x) == ["3", "4", "5", "mean"]
     assert [list(line) for line in forgotten.z] == [[0.2, 0.4, 0.6, 0.5], [-0.1, None, None, -0.1]]
     assert [list(line) for line in after.z] == [[0.3, 0.1, 0.0], [0.6, None, None]]
+    assert [list(line) for line in before.z] == [[0.5, 0.5, 0.6], [0.5, None, None]]
 
 
 def test_one_round_in_its_order() -> None:

@@ -238,3 +238,27 @@ def test_without_records_there_is_no_number(write: Write) -> None:
     run = write({10: 0.5})
     assert of(measures.forgettable(), run) == CellNumber()
     assert of(measures.forgetting_events(), run) == CellNumber()
+
+
+def test_the_share_of_rounds_ahead(write: Write) -> None:
+    """Ahead in rounds 2 and 4, level in 6, behind in 8; round 10 only one of them has."""
+    own = write({2: 0.3, 4: 0.5, 6: 0.5, 8: 0.4, 10: 0.9})
+    other = write({2: 0.2, 4: 0.4, 6: 0.5, 8: 0.6})
+    measure = measures.share_ahead(of="b")
+    rows = {"a": (own,), "b": (other,)}
+    assert measure(CellEvidence((own,), rows, ())) == CellNumber(0.5)
+    assert measure(CellEvidence((other,), rows, ())) == CellNumber(0.0)  # against itself
+    assert measure(CellEvidence((own,), {"a": (own,)}, ())) == CellNumber()
+
+
+def test_the_growth_of_a_lead(write: Write) -> None:
+    """Four time steps of 2 rounds. The leads over the better of the others are .1, .1, .2 and
+    .4: .3 in the later half, .1 in the earlier one. Accuracy within a step does not count.
+    """
+    own = write({1: 0.9, 2: 0.5, 4: 0.5, 6: 0.6, 8: 0.8}, rounds=2)
+    second = write({1: 0.0, 2: 0.4, 4: 0.3, 6: 0.4, 8: 0.4}, rounds=2)
+    third = write({1: 0.0, 2: 0.1, 4: 0.4, 6: 0.1, 8: 0.1}, rounds=2)
+    rows = {"a": (own,), "b": (second,), "c": (third,)}
+    found = measures.lead_growth()(CellEvidence((own,), rows, ())).value
+    assert found == pytest.approx(0.2)
+    assert measures.lead_growth()(CellEvidence((own,), {"a": (own,)}, ())) == CellNumber()

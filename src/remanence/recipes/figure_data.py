@@ -17,6 +17,7 @@ from remanence.metrics.forgetting import (
     require_every_round,
 )
 from remanence.metrics.groups import class_curve, deviation_of
+from remanence.recipes.measures import nearest_round
 from remanence.results.ledger import GLOBAL
 from remanence.results.run import Run
 
@@ -35,14 +36,18 @@ def curves(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
         yield row, column, round, sum(values) / len(values), deviation_of(values)
 
 
-def heatmap(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
-    """Accuracy of client k's model on client i's data in the last recorded round: before and after
-    local training, and the difference (positive: forgotten).
+def heatmap(row: str, column: str, runs: Sequence[Run], *, at: float = 1.0) -> FigureRows:
+    """Accuracy of client k's model on client i's data in one round: before and after local
+    training, and the difference (positive: forgotten).
+
+    Args:
+        at: The round, as a share of the training: the recorded one that is nearest.
     """
     for run in runs[:1]:
-        if not client_forgetting_rounds(run.ledger):
+        known = client_forgetting_rounds(run.ledger)
+        if not known:
             continue
-        found = client_forgetting(run.ledger)
+        found = client_forgetting(run.ledger, nearest_round(known, at, run.config.total_rounds))
         for k, model in enumerate(found.clients):
             for i, owner in enumerate(found.clients):
                 yield (
@@ -111,7 +116,7 @@ def one_round(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
                     yield row, column, round, moment, who, name, right / total if total else None
 
 
-KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], FigureRows], tuple[str, ...]]] = {
+KINDS: dict[str, tuple[Callable[..., FigureRows], tuple[str, ...]]] = {
     "cdf": (cdf, ("row", "column", "kind", "forgetting", "share_at_most")),
     "classes": (classes, ("row", "column", "round", "class", "accuracy")),
     "curves": (curves, ("row", "column", "round", "accuracy", "deviation")),
@@ -124,8 +129,14 @@ KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], FigureRows], tuple[st
 }
 
 
-def figure_csv(figure_kind: str, cells: FigureCells) -> str:
-    """Return the data of a figure as CSV."""
+def figure_csv(figure_kind: str, cells: FigureCells, **options: Any) -> str:
+    """Return the data of a figure as CSV.
+
+    Args:
+        figure_kind: One of `KINDS`.
+        cells: The runs.
+        options: Of the kind, such as `at` of a heat map.
+    """
     rows_of, fields = KINDS[figure_kind]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -136,7 +147,7 @@ def figure_csv(figure_kind: str, cells: FigureCells) -> str:
         if not runs or folders in seen:  # another measure of the same runs
             continue
         seen.add(folders)
-        for line in rows_of(row, column, runs):
+        for line in rows_of(row, column, runs, **options):
             writer.writerow([_write(value) for value in line])
     return text.getvalue()
 

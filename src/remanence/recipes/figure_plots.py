@@ -35,6 +35,7 @@ from remanence.report.theme import (
 
 FigureRecord = dict[str, str]
 DPI = 150  # PNG, since heatmaps with many cells would be megabytes as vectors
+COLORS = 128  # of a PNG
 MEAN = "mean"  # the last column of a heatmap of forgetting: the mean over the other clients' data
 
 # x, y, and the standard deviation of y over seeds
@@ -118,39 +119,36 @@ def draw_one_round(records: Sequence[FigureRecord]) -> Any:
 
 def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
     """What each client's model forgot of each client's data in local training, with the mean over
-    the other clients as last column; and its accuracy after local training.
+    the other clients as last column; and its accuracy after and before local training.
     """
-    panels, colors = [], []
+    lost, after, before, colors = [], [], [], []
+    x_axis = axis("client's data", type="category", showgrid=False)
+
+    def draw(title: str, cells: Sequence[FigureRecord], value: str) -> Panel:
+        return _heatmap(title, cells, "data", "model", value, x_axis, "client's model")
+
     for row, own in _split(records, "row"):
-        forgotten = [each | {"value": each["forgotten"]} for each in own]
-        for model, part in _split(own, "model"):
-            others = [
-                float(each["forgotten"])
-                for each in part
-                if each["data"] != model and each["forgotten"]
-            ]
-            forgotten.append(
-                {"model": model, "data": MEAN, "value": str(np.mean(others)) if others else ""}
-            )
-        x_axis = axis("client's data", type="category", showgrid=False)
-        lost = _heatmap(
-            f"{row}, round {own[0]['round']}: forgotten",
-            forgotten,
-            "data",
-            "model",
-            "value",
-            x_axis,
-            "client's model",
-        )
-        after = _heatmap(
-            f"{row}: accuracy after", own, "data", "model", "after", x_axis, "client's model"
-        )
-        panels += [lost, after]
-        colors += [
-            change_colors([float(each["value"]) for each in forgotten if each["value"]]),
-            share_colors(),
-        ]
+        forgotten = [*_with_means(own)]
+        lost.append(draw(f"{row}, round {own[0]['round']}: forgotten", forgotten, "forgotten"))
+        after.append(draw(f"{row}: accuracy after", own, "after"))
+        before.append(draw(f"{row}: accuracy before", own, "before"))
+        colors.append(change_colors([float(x["forgotten"]) for x in forgotten if x["forgotten"]]))
+    panels = [*lost, *after, *before]  # in two columns, two methods are beside each other
+    colors += [share_colors()] * (len(panels) - len(colors))
     return arrange_panels(panels, 220, 90, colors)
+
+
+def _with_means(records: Sequence[FigureRecord]) -> Iterator[FigureRecord]:
+    """The records, and for each model the mean of what it forgot of the other clients' data."""
+    yield from records
+    for model, part in _split(records, "model"):
+        others = [
+            float(record["forgotten"])
+            for record in part
+            if record["data"] != model and record["forgotten"]
+        ]
+        mean = str(np.mean(others)) if others else ""
+        yield {"model": model, "data": MEAN, "forgotten": mean}
 
 
 def draw_partition(records: Sequence[FigureRecord]) -> Any:
@@ -178,7 +176,16 @@ def draw_figure(figure_kind: str, data: str, title: str) -> bytes | None:
     records = list(csv.DictReader(io.StringIO(data)))
     if not records:
         return None
-    return render_figure(PLOTS[figure_kind](records), title, ["png"], DPI)["png"]
+    return _reduce_colors(render_figure(PLOTS[figure_kind](records), title, ["png"], DPI)["png"])
+
+
+def _reduce_colors(png: bytes) -> bytes:
+    """The same picture with a palette: a third of the size."""
+    from PIL import Image  # which matplotlib brings
+
+    small = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLORS).save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def _split(records: Sequence[FigureRecord], name: str) -> Iterator[tuple[str, list[FigureRecord]]]:

@@ -135,6 +135,46 @@ def rounds_to(*, fraction: float = 1.0, of: float = 0.95, target: float = 0.0) -
     return measure
 
 
+def share_ahead(*, of: str) -> RecipeMeasure:
+    """Share of the recorded rounds in which the test accuracy, mean over seeds, is higher than that
+    of the row `of` in the same column.
+    """
+
+    def measure(evidence: CellEvidence) -> CellNumber:
+        own, other = (
+            dict(zip(*mean_curve(runs), strict=True))
+            for runs in (evidence.runs, evidence.column_runs.get(of, ()))
+        )
+        both = own.keys() & other.keys()
+        return CellNumber(mean_of([float(own[round] > other[round]) for round in both]))
+
+    return measure
+
+
+def lead_growth() -> RecipeMeasure:
+    """How much the lead in test accuracy over the best other row of the column grows under drift:
+    its mean at the ends of the later half of the time steps minus that of the earlier half.
+    """
+
+    def measure(evidence: CellEvidence) -> CellNumber:
+        own = _step_ends(evidence.runs)
+        rivals = [runs for runs in evidence.column_runs.values() if runs and runs != evidence.runs]
+        best = [max(values) for values in zip(*map(_step_ends, rivals), strict=False)]
+        leads = [value - other for value, other in zip(own, best, strict=False)]
+        half = len(leads) // 2
+        if not half:
+            return CellNumber()
+        return CellNumber(sum(leads[-half:]) / half - sum(leads[:half]) / half)
+
+    return measure
+
+
+def _step_ends(runs: Sequence[Run]) -> list[float]:
+    """The mean test accuracy at the end of every time step that all runs have reached."""
+    curve = dict(zip(*mean_curve(runs), strict=True))
+    return [value for round, value in curve.items() if round % runs[0].config.rounds == 0]
+
+
 def mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
     """Mean over seeds of the test accuracy, at the rounds that all of them recorded."""
     curves = [dict(zip(*run.curve(), strict=True)) for run in runs]
@@ -354,11 +394,13 @@ MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "global_forgetting": global_forgetting,
     "holders_of_all": holders_of_all,
     "last": last,
+    "lead_growth": lead_growth,
     "local_forgetting": local_forgetting,
     "mean_last": mean_last,
     "performance": performance,
     "robustness": robustness,
     "rounds_to": rounds_to,
+    "share_ahead": share_ahead,
     "top": top,
     "within_best": within_best,
 }
