@@ -34,6 +34,7 @@ NUMBERS = {
     "offline": "clients that were not online, without a server",
     "early_stopped": "clients that have stopped training, without a server",
     "same_cluster_share": "share of the peers' models that came from the client's own cluster",
+    "valid_accuracy": "mean validation accuracy of the clients' current models, without a server",
     "epsilon": "privacy spent so far, of clients",
     "epsilon_example": "privacy spent so far, of examples",
     "epsilon_label_counts": "privacy spent so far, of label counts",
@@ -47,6 +48,7 @@ SHARES = {
     "spread",
     "attack_success",
     "same_cluster_share",
+    "valid_accuracy",
 }
 SIGNED = {"train_loss"}  # a method may add a term below 0
 # the other columns
