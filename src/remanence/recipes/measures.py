@@ -18,6 +18,12 @@ from remanence.methods.centralized import EVENTS
 from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
 from remanence.metrics.convergence import top as best_value
 from remanence.metrics.drift import summarize_drift
+from remanence.metrics.drift_as_printed import (
+    drops,
+    end_accuracies,
+    rounds_to_gain,
+    validation_curve,
+)
 from remanence.metrics.examples import forgettable_examples
 from remanence.metrics.forgetting import (
     client_forgetting,
@@ -244,6 +250,49 @@ def robustness() -> RecipeMeasure:
     return by_seed(lambda run: summarize_drift(run).robustness)
 
 
+def performance_as_printed() -> RecipeMeasure:
+    """Accuracy at the end of each time step, with its deviation over time steps (HAST, table
+    A.8).
+    """
+
+    def measure(evidence: CellEvidence) -> CellNumber:
+        return summarize_steps(end_accuracies(evidence.runs)) if evidence.runs else CellNumber()
+
+    return measure
+
+
+def convergence_as_printed() -> RecipeMeasure:
+    """Rounds to 90% of a time step's gain, of the mean over clients and seeds (HAST, table A.8)."""
+    return by_time_step(rounds_to_gain)
+
+
+def robustness_as_printed() -> RecipeMeasure:
+    """The end of a time step minus its lowest accuracy, of the mean over clients and seeds (HAST,
+    table A.8).
+    """
+    return by_time_step(drops)
+
+
+def by_time_step(measure: Callable[[np.ndarray], np.ndarray]) -> RecipeMeasure:
+    """Turn a measure of a curve [T, R] into its mean and deviation over time steps."""
+
+    def over_steps(evidence: CellEvidence) -> CellNumber:
+        curve = validation_curve(evidence.runs)
+        return CellNumber() if curve is None else summarize_steps(measure(curve))
+
+    return over_steps
+
+
+def summarize_steps(values: np.ndarray) -> CellNumber:
+    """Mean and deviation over time steps. The printed deviations are those of all time steps, not
+    of a sample of them.
+
+    >>> summarize_steps(np.array([1.0, 3.0]))
+    CellNumber(value=2.0, deviation=1.0, text='')
+    """
+    return CellNumber(float(values.mean()), float(values.std())) if len(values) else CellNumber()
+
+
 def classes_held() -> RecipeMeasure:
     """Number of classes of a client, mean over clients."""
     return by_seed(lambda run: float(_has_class(run).sum(axis=1).mean()))
@@ -311,6 +360,7 @@ MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "classes_held": classes_held,
     "client_forgetting": client_forgetting_mean,
     "convergence": convergence,
+    "convergence_as_printed": convergence_as_printed,
     "forgettable": forgettable,
     "forgetting_events": forgetting_events,
     "global_forgetting": global_forgetting,
@@ -319,7 +369,9 @@ MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "local_forgetting": local_forgetting,
     "mean_last": mean_last,
     "performance": performance,
+    "performance_as_printed": performance_as_printed,
     "robustness": robustness,
+    "robustness_as_printed": robustness_as_printed,
     "rounds_to": rounds_to,
     "top": top,
     "within_best": within_best,
