@@ -19,8 +19,8 @@ from remanence.metrics.drift_as_printed import (
     validation_curve,
 )
 from remanence.metrics.drift_curves import DriftCurves
-from remanence.recipes import measures
-from remanence.recipes.measures import CellEvidence
+from remanence.recipes import drift_measures as measures
+from remanence.recipes.cell_evidence import CellEvidence
 from remanence.recipes.recipe import CellNumber
 
 

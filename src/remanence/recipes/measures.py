@@ -8,8 +8,7 @@ between 0 and 1; `evaluate_cells` converts them to percent where the paper does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +16,6 @@ import numpy as np
 from remanence.methods.centralized import EVENTS
 from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
 from remanence.metrics.convergence import top as best_value
-from remanence.metrics.drift import summarize_drift
-from remanence.metrics.drift_as_printed import (
-    drops,
-    end_accuracies,
-    rounds_to_gain,
-    validation_curve,
-)
 from remanence.metrics.examples import forgettable_examples
 from remanence.metrics.forgetting import (
     client_forgetting,
@@ -31,21 +23,11 @@ from remanence.metrics.forgetting import (
     forgetting_curve,
 )
 from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
-from remanence.metrics.groups import deviation_of, mean_of
+from remanence.metrics.groups import mean_of
+from remanence.recipes import drift_measures
+from remanence.recipes.cell_evidence import CellEvidence, RecipeMeasure, by_seed
 from remanence.recipes.recipe import NEVER, CellNumber
 from remanence.results.run import Run
-
-
-@dataclass(frozen=True)
-class CellEvidence:
-    """The finished runs of a cell, and of the cells it is compared with."""
-
-    runs: tuple[Run, ...]  # one for each seed
-    column_runs: Mapping[str, tuple[Run, ...]]  # of all cells in this column, by row
-    variants: tuple[tuple[str, tuple[Run, ...]], ...]  # for every setting of the recipe's grid
-
-
-RecipeMeasure = Callable[[CellEvidence], CellNumber]
 
 
 class CentralizedEvents(NamedTuple):
@@ -56,25 +38,6 @@ class CentralizedEvents(NamedTuple):
     round: np.ndarray  # [n]
     right_to_wrong: np.ndarray  # [n]
     margin_rise: np.ndarray  # [n]
-
-
-def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
-    """Turn a measure of one run into its mean and deviation over seeds."""
-
-    def over_seeds(evidence: CellEvidence) -> CellNumber:
-        return summarize_seeds(measure(run) for run in evidence.runs)
-
-    return over_seeds
-
-
-def summarize_seeds(values: Iterable[float | None]) -> CellNumber:
-    """Mean and sample standard deviation of the values that are known.
-
-    >>> summarize_seeds([1.0, 3.0, None])
-    CellNumber(value=2.0, deviation=1.4142135623730951, text='')
-    """
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return CellNumber(mean_of(known), deviation_of(known))
 
 
 def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
@@ -235,64 +198,6 @@ def local_forgetting() -> RecipeMeasure:
     return by_seed(measure)
 
 
-def performance() -> RecipeMeasure:
-    """Accuracy at the end of each time step (HAST, section 3.5)."""
-    return by_seed(lambda run: summarize_drift(run).performance)
-
-
-def convergence() -> RecipeMeasure:
-    """Rounds to 90 % of the accuracy gain of a time step (HAST, section 3.5)."""
-    return by_seed(lambda run: summarize_drift(run).convergence.mean)
-
-
-def robustness() -> RecipeMeasure:
-    """Largest accuracy drop right after a drift (HAST, section 3.5)."""
-    return by_seed(lambda run: summarize_drift(run).robustness)
-
-
-def performance_as_printed() -> RecipeMeasure:
-    """Accuracy at the end of each time step, with its deviation over time steps (HAST, table
-    A.8).
-    """
-
-    def measure(evidence: CellEvidence) -> CellNumber:
-        return summarize_steps(end_accuracies(evidence.runs)) if evidence.runs else CellNumber()
-
-    return measure
-
-
-def convergence_as_printed() -> RecipeMeasure:
-    """Rounds to 90% of a time step's gain, of the mean over clients and seeds (HAST, table A.8)."""
-    return by_time_step(rounds_to_gain)
-
-
-def robustness_as_printed() -> RecipeMeasure:
-    """The end of a time step minus its lowest accuracy, of the mean over clients and seeds (HAST,
-    table A.8).
-    """
-    return by_time_step(drops)
-
-
-def by_time_step(measure: Callable[[np.ndarray], np.ndarray]) -> RecipeMeasure:
-    """Turn a measure of a curve [T, R] into its mean and deviation over time steps."""
-
-    def over_steps(evidence: CellEvidence) -> CellNumber:
-        curve = validation_curve(evidence.runs)
-        return CellNumber() if curve is None else summarize_steps(measure(curve))
-
-    return over_steps
-
-
-def summarize_steps(values: np.ndarray) -> CellNumber:
-    """Mean and deviation over time steps. The printed deviations are those of all time steps, not
-    of a sample of them.
-
-    >>> summarize_steps(np.array([1.0, 3.0]))
-    CellNumber(value=2.0, deviation=1.0, text='')
-    """
-    return CellNumber(float(values.mean()), float(values.std())) if len(values) else CellNumber()
-
-
 def classes_held() -> RecipeMeasure:
     """Number of classes of a client, mean over clients."""
     return by_seed(lambda run: float(_has_class(run).sum(axis=1).mean()))
@@ -359,8 +264,9 @@ MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "best_over": best_over,
     "classes_held": classes_held,
     "client_forgetting": client_forgetting_mean,
-    "convergence": convergence,
-    "convergence_as_printed": convergence_as_printed,
+    "cluster_share_range": drift_measures.cluster_share_range,
+    "convergence": drift_measures.convergence,
+    "convergence_as_printed": drift_measures.convergence_as_printed,
     "forgettable": forgettable,
     "forgetting_events": forgetting_events,
     "global_forgetting": global_forgetting,
@@ -368,10 +274,10 @@ MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "last": last,
     "local_forgetting": local_forgetting,
     "mean_last": mean_last,
-    "performance": performance,
-    "performance_as_printed": performance_as_printed,
-    "robustness": robustness,
-    "robustness_as_printed": robustness_as_printed,
+    "performance": drift_measures.performance,
+    "performance_as_printed": drift_measures.performance_as_printed,
+    "robustness": drift_measures.robustness,
+    "robustness_as_printed": drift_measures.robustness_as_printed,
     "rounds_to": rounds_to,
     "top": top,
     "within_best": within_best,
