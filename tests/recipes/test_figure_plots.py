@@ -54,16 +54,16 @@ def test_losses_stand_in_panels_of_their_own() -> None:
     """Records without a loss, as those written before losses were drawn, have accuracies alone."""
     lines = ["A,easy,1,0.5,,1.5,", "A,easy,2,0.75,,1.25,0.25", "B,hard,1,0.25,,,"]
     figure = draw("curves_with_loss", *lines)
-    assert titles(figure) == ["easy", "hard", "easy"]
+    assert titles(figure) == ["easy", "easy", "hard"]
     drawn = {(trace.name, trace.yaxis): list(trace.y) for trace in figure.data}
     assert drawn == {
         ("A", "y"): [0.5, 0.75],
-        ("B", "y2"): [0.25],
-        (None, "y3"): [1.5, 1.5, 1.0, 1.5],
-        ("A", "y3"): [1.5, 1.25],
+        (None, "y2"): [1.5, 1.5, 1.0, 1.5],
+        ("A", "y2"): [1.5, 1.25],
+        ("B", "y3"): [0.25],
     }
     names = [getattr(figure.layout, f"yaxis{number}").title.text for number in ("", 2, 3)]
-    assert names == ["test accuracy", "test accuracy", "test loss"]
+    assert names == ["test accuracy", "test loss", "test accuracy"]
     records = [{"row": "A", "column": "easy", "round": "1", "accuracy": "0.5", "deviation": ""}]
     assert titles(PLOTS["curves_with_loss"](records)) == ["easy"]
 

@@ -53,7 +53,7 @@ def rounds_to_gain(curve: np.ndarray, fraction: float = 0.9) -> np.ndarray:
     """
     later = curve[1:]
     goals = later[:, 0] + fraction * (later[:, -1] - later[:, 0])
-    return 1 + (later >= goals[:, None]).argmax(axis=1)
+    return np.asarray(1 + (later >= goals[:, None]).argmax(axis=1))
 
 
 def drops(curve: np.ndarray) -> np.ndarray:

@@ -58,9 +58,11 @@ def draw_curves(records: Sequence[FigureRecord]) -> Any:
 
 
 def draw_curves_with_loss(records: Sequence[FigureRecord]) -> Any:
-    """`draw_curves`, and the same of the test loss, for those records that have one."""
-    with_loss = [record for record in records if record.get("loss")]
-    panels = _round_panels(records, "accuracy") + _round_panels(with_loss, "loss")
+    """`draw_curves`, with the test loss beside the accuracy of each setting that has one."""
+    panels: list[CurvePanel] = []
+    for _, own in _split(records, "column"):
+        panels += _round_panels(own, "accuracy")
+        panels += _round_panels([record for record in own if record.get("loss")], "loss")
     return _lay_out_lines(panels, axis("round", showgrid=False))
 
 
@@ -70,7 +72,7 @@ def draw_cdf(records: Sequence[FigureRecord]) -> Any:
     for column, own in _split(records, "column"):
         for kind, part in _split(own, "kind"):
             setting = column.removesuffix(", global").removesuffix(", local")
-            curves = {
+            curves: dict[str, PlotCurve] = {
                 row: (
                     _numbers(line, "forgetting"),
                     _numbers(line, "share_at_most"),
