@@ -28,6 +28,12 @@ from remanence.peers import similarity
 from remanence.peers.peer_sampling import sample_weighted
 
 GROWTH = 0.2  # rate of the authors' schedule of tau
+ADDRESSES = (
+    Remedy(
+        MIXING, "averages with peers whose models have a low loss on the client's own data", rank=1
+    ),
+    Remedy(PEER_DRIFT, rank=1),
+)
 
 
 @part
@@ -79,14 +85,7 @@ def dac(
         "dac",
         hyper={"tau": tau},
         static=("peers", "schedule", "overwrite_first"),
-        addresses=(
-            Remedy(
-                MIXING,
-                "averages with peers whose models have a low loss on the client's own data",
-                rank=1,
-            ),
-            Remedy(PEER_DRIFT, rank=1),
-        ),
+        addresses=ADDRESSES,
         peers=PeerSelection(
             similarity.init_similarity,
             probe,
