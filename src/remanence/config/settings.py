@@ -222,9 +222,9 @@ class RecordSettings(Section):
     )
     first: Natural = Field(
         default=0,
-        description="First round that is evaluated, before every record.every rounds: 1 with"
-        " record.every=5 evaluates rounds 1, 6, 11 and so on, and the last round of every time"
-        " step. 0: round record.every.",
+        description="First round of a time step that is evaluated: 1 with record.every=5 evaluates"
+        " its rounds 1, 6, 11 and so on, and its last one. 0: every round that record.every"
+        " divides.",
     )
     local: StrictBool = Field(
         default=False,

@@ -40,8 +40,9 @@ class Evaluator:
         self.success = attack_success(experiment.task, experiment.dataset, experiment.adversary)
 
     def should_evaluate(self, round: int) -> bool:
-        """Every `record.every` rounds from `record.first` on, in the last one of a time step, in
-        the last of all, and where the clients' models are evaluated.
+        """Every `record.every` rounds, from round `record.first` of a time step where it is set; in
+        the last one of a time step, in the last of all, and where the clients' models are
+        evaluated.
         """
         record = self.config.record
         return self._is_due(round, record.every, record.first) or self.should_evaluate_local(round)
@@ -58,7 +59,10 @@ class Evaluator:
         return round == 1 or self._is_due(round, record.local_every)
 
     def _is_due(self, round: int, every: int, first: int = 0) -> bool:
-        regular = round >= first and (round - first) % every == 0
+        counted = round
+        if first:
+            counted = (round - 1) % self.config.rounds + 1 - first  # rounds of the time step
+        regular = counted >= 0 and counted % every == 0
         return regular or round % self.config.rounds == 0 or round == self.last_round
 
     @property
