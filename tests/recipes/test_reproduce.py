@@ -263,7 +263,7 @@ def test_pages_are_made_from_stored_outcomes(tmp_path: Path) -> None:
                 r"\n\| hast/\S+: .* \| not run \| ", (tmp_path / "docs" / "hast.md").read_text()
             )
         )
-        == 14
+        == 15
     )
     assert (
         "| tce/figure-1 | not run | With TCE the clients' models forget less of the other"
