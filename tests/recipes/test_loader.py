@@ -40,6 +40,7 @@ EXPECTED = {
     "fedwavg": [*(f"table-{n}" for n in range(1, 9)), "figure-2", "figure-3"],
     "hast": [
         "table-a.8",
+        "figure-3.3",
         *(f"figure-4.{n}" for n in range(1, 7)),
         *(f"figure-a.{n}" for n in range(1, 8)),
     ],

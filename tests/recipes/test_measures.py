@@ -14,8 +14,9 @@ from metrics.small_ledger import line, make_run
 from remanence.config import parse_experiment, write_toml
 from remanence.core.errors import InputError
 from remanence.recipes import measures
+from remanence.recipes.cell_evidence import CellEvidence, RecipeMeasure
 from remanence.recipes.figure_data import figure_csv
-from remanence.recipes.measures import CellEvidence, centralized_events, nearest_round
+from remanence.recipes.measures import centralized_events, nearest_round
 from remanence.recipes.recipe import CellNumber
 from remanence.results.ledger import EXAMPLE, MOMENTS
 from remanence.results.run import EXAMPLES, EXPERIMENT, METRICS, Run
@@ -60,7 +61,7 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def of(measure: measures.RecipeMeasure, *runs: Run) -> CellNumber:
+def of(measure: RecipeMeasure, *runs: Run) -> CellNumber:
     return measure(CellEvidence(runs, {}, ()))
 
 

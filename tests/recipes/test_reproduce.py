@@ -306,7 +306,7 @@ def test_pages_are_made_from_stored_outcomes(tmp_path: Path) -> None:
                 r"\n\| hast/\S+: .* \| not run \| ", (tmp_path / "docs" / "hast.md").read_text()
             )
         )
-        == 14
+        == 15
     )
     assert re.search(
         r"\| figure-1 \| With TCE .* \| \*\*not tested\*\* \| - \| - \| 1 not run \| - \| - \| not run \|",

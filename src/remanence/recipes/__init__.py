@@ -4,7 +4,8 @@ the published numbers, its claims, and our interpretation where the paper leaves
 - `recipe`, `loader`: the dataclasses of a recipe, and how a TOML file becomes one.
 - `plan`: the runs that a recipe needs at a scale. `estimate`: their time and memory.
 - `reproduce`: runs a plan and writes the result. `run_folder`: the folder it writes to.
-- `measures`, `evaluate_cells`: the numbers of the cells of a table, from the runs.
+- `measures`, `drift_measures`, `cell_evidence`, `evaluate_cells`: the numbers of the cells of a
+  table, from the runs.
 - `claims`, `verdicts`: the claims of the paper as comparisons of these numbers, and what they say.
 - `tables`, `figure_data`, `figure_plots`: tables and figures in the paper's layout.
 - `outcomes`, `claim_tables`, `results_pages`: stored results, and the pages in docs/results.

@@ -8,8 +8,9 @@ from pathlib import Path
 from remanence.core import expressions
 from remanence.core.safe_path import SafePath
 from remanence.data.downloads import download_hint
+from remanence.recipes.cell_evidence import CellEvidence, RecipeMeasure
 from remanence.recipes.claims import measured_cells, place_of
-from remanence.recipes.measures import MEASURES, CellEvidence, RecipeMeasure
+from remanence.recipes.measures import MEASURES
 from remanence.recipes.outcomes import make_outcome
 from remanence.recipes.plan import CellRuns, ResultPlan
 from remanence.recipes.recipe import CellNumber, TableLine

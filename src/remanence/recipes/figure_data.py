@@ -30,10 +30,15 @@ FigureRows = Iterator[Sequence[Any]]
 
 def curves(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Test accuracy over rounds, mean and deviation over seeds."""
-    points = [dict(zip(*run.curve(), strict=True)) for run in runs]
-    for round in sorted({round for found in points for round in found}):
-        values = [found[round] for found in points if round in found]
-        yield row, column, round, sum(values) / len(values), deviation_of(values)
+    for round, mean, deviation in _over_seeds(runs, "accuracy"):
+        yield row, column, round, mean, deviation
+
+
+def curves_with_loss(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
+    """Test accuracy and test loss over rounds, means and deviations over seeds."""
+    losses = {round: line for round, *line in _over_seeds(runs, "loss")}
+    for round, mean, deviation in _over_seeds(runs, "accuracy"):
+        yield row, column, round, mean, deviation, *losses.get(round, (None, None))
 
 
 def heatmap(row: str, column: str, runs: Sequence[Run], *, at: float = 1.0) -> FigureRows:
@@ -88,6 +93,14 @@ def cdf(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
             yield row, column, kind, value, place / len(values)
 
 
+def drift(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
+    """The cluster of each client at each time step."""
+    for run in runs[:1]:
+        for step, clusters in enumerate(run.metadata["clusters"]):
+            for client, cluster in enumerate(clusters):
+                yield row, column, step, client, cluster
+
+
 def classes(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """The accuracy of every class over rounds."""
     for run in runs[:1]:
@@ -120,6 +133,11 @@ KINDS: dict[str, tuple[Callable[..., FigureRows], tuple[str, ...]]] = {
     "cdf": (cdf, ("row", "column", "kind", "forgetting", "share_at_most")),
     "classes": (classes, ("row", "column", "round", "class", "accuracy")),
     "curves": (curves, ("row", "column", "round", "accuracy", "deviation")),
+    "curves_with_loss": (
+        curves_with_loss,
+        ("row", "column", "round", "accuracy", "deviation", "loss", "loss_deviation"),
+    ),
+    "drift": (drift, ("row", "column", "time_step", "client", "cluster")),
     "heatmap": (
         heatmap,
         ("row", "column", "round", "model", "data", "before", "after", "forgotten"),
@@ -150,6 +168,16 @@ def figure_csv(figure_kind: str, cells: FigureCells, **options: Any) -> str:
         for line in rows_of(row, column, runs, **options):
             writer.writerow([_write(value) for value in line])
     return text.getvalue()
+
+
+def _over_seeds(
+    runs: Sequence[Run], value: str
+) -> Iterator[tuple[int, float | None, float | None]]:
+    """A column of metrics.jsonl: the rounds, with mean and deviation over the runs."""
+    points = [dict(zip(*run.curve(value=value), strict=True)) for run in runs]
+    for round in sorted({round for found in points for round in found}):
+        values = [found[round] for found in points if round in found]
+        yield round, sum(values) / len(values), deviation_of(values)
 
 
 def _write(value: Any) -> Any:

@@ -22,6 +22,7 @@ from remanence.report.heatmaps import (
     share_colors,
     value_colors,
 )
+from remanence.report.schedule import cluster_colors
 from remanence.report.theme import (
     as_text,
     axis,
@@ -47,22 +48,23 @@ class CurvePanel(NamedTuple):
 
     title: str
     curves: dict[str, PlotCurve]
+    y_axis: dict[str, Any]  # settings of plotly's axis
 
 
 def draw_curves(records: Sequence[FigureRecord]) -> Any:
     """Test accuracy over rounds: a panel for each setting, a curve for each method, and a band of
     one standard deviation if there are several seeds.
     """
-    panels = []
-    for column, own in _split(records, "column"):
-        curves = {
-            row: (_numbers(line, "round"), _numbers(line, "accuracy"), _deviations(line))
-            for row, line in _split(own, "row")
-        }
-        panels.append(CurvePanel(column, curves))
-    return _lay_out_lines(
-        panels, axis("round", showgrid=False), axis("test accuracy", tickformat=".3~p")
-    )
+    return _lay_out_lines(_round_panels(records, "accuracy"), axis("round", showgrid=False))
+
+
+def draw_curves_with_loss(records: Sequence[FigureRecord]) -> Any:
+    """`draw_curves`, with the test loss beside the accuracy of each setting that has one."""
+    panels: list[CurvePanel] = []
+    for _, own in _split(records, "column"):
+        panels += _round_panels(own, "accuracy")
+        panels += _round_panels([record for record in own if record.get("loss")], "loss")
+    return _lay_out_lines(panels, axis("round", showgrid=False))
 
 
 def draw_cdf(records: Sequence[FigureRecord]) -> Any:
@@ -71,21 +73,17 @@ def draw_cdf(records: Sequence[FigureRecord]) -> Any:
     for column, own in _split(records, "column"):
         for kind, part in _split(own, "kind"):
             setting = column.removesuffix(", global").removesuffix(", local")
-            curves = {
+            curves: dict[str, PlotCurve] = {
                 row: (
                     _numbers(line, "forgetting"),
                     _numbers(line, "share_at_most"),
-                    _deviations(line),
+                    [None] * len(line),
                 )
                 for row, line in _split(part, "row")
             }
-            panels.append(CurvePanel(f"{setting}: {kind} forgetting", curves))
-    return _lay_out_lines(
-        panels,
-        percent_axis("forgotten at most"),
-        percent_axis("share", range=[0, 1.02]),
-        shape="hv",
-    )
+            share = percent_axis("share", range=[0, 1.02])
+            panels.append(CurvePanel(f"{setting}: {kind} forgetting", curves, share))
+    return _lay_out_lines(panels, percent_axis("forgotten at most"), shape="hv")
 
 
 def draw_classes(records: Sequence[FigureRecord]) -> Any:
@@ -161,10 +159,30 @@ def draw_partition(records: Sequence[FigureRecord]) -> Any:
     return arrange_panels(panels, 200, 90, [value_colors(0, most)])
 
 
+def draw_drift(records: Sequence[FigureRecord]) -> Any:
+    """The cluster of each client over time: a heatmap for each schedule."""
+    most = max(_numbers(records, "cluster"))
+    panels = [
+        _heatmap(
+            column,
+            own,
+            "client",
+            "time_step",
+            "cluster",
+            axis("client", showgrid=False),
+            "time step",
+        )
+        for column, own in _split(records, "column")
+    ]
+    return arrange_panels(panels, 200, 90, [cluster_colors(int(most) + 1)])
+
+
 PLOTS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
     "cdf": draw_cdf,
     "classes": draw_classes,
     "curves": draw_curves,
+    "curves_with_loss": draw_curves_with_loss,
+    "drift": draw_drift,
     "heatmap": draw_heatmap,
     "one_round": draw_one_round,
     "partition": draw_partition,
@@ -198,8 +216,24 @@ def _numbers(records: Sequence[FigureRecord], name: str) -> list[float]:
     return [float(record[name]) for record in records]
 
 
-def _deviations(records: Sequence[FigureRecord]) -> list[float | None]:
-    return [float(record["deviation"]) if record.get("deviation") else None for record in records]
+def _deviations(records: Sequence[FigureRecord], name: str) -> list[float | None]:
+    return [float(record[name]) if record.get(name) else None for record in records]
+
+
+def _round_panels(records: Sequence[FigureRecord], value: str) -> list[CurvePanel]:
+    """A panel for each setting, of the test accuracy or the test loss over rounds."""
+    deviation, y_axis = {
+        "accuracy": ("deviation", axis("test accuracy", tickformat=".3~p")),
+        "loss": ("loss_deviation", axis("test loss")),
+    }[value]
+    panels = []
+    for column, own in _split(records, "column"):
+        curves = {
+            row: (_numbers(line, "round"), _numbers(line, value), _deviations(line, deviation))
+            for row, line in _split(own, "row")
+        }
+        panels.append(CurvePanel(column, curves, y_axis))
+    return panels
 
 
 def _heatmap(
@@ -240,7 +274,7 @@ def _name_model(record: FigureRecord) -> str:
 
 
 def _lay_out_lines(
-    panels: Sequence[CurvePanel], across: dict[str, Any], up: dict[str, Any], shape: str = "linear"
+    panels: Sequence[CurvePanel], across: dict[str, Any], shape: str = "linear"
 ) -> Any:
     """Panels of curves, two in each row. A method has the same color in all panels and one entry in
     the legend.
@@ -255,7 +289,7 @@ def _lay_out_lines(
             "anchor": f"y{number}",
             "domain": [column / wide, (column + 0.92) / wide],
         }
-        axes[f"yaxis{number}"] = up | {
+        axes[f"yaxis{number}"] = panel.y_axis | {
             "anchor": f"x{number}",
             "domain": [1 - (row + 0.8) / rows, 1 - row / rows],
         }
