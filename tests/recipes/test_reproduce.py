@@ -223,15 +223,16 @@ def test_a_result_at_two_lengths_stands_twice_on_its_page(tmp_path: Path) -> Non
 
 
 def test_a_claim_has_one_verdict_from_the_longest_run_as_published(tmp_path: Path) -> None:
-    """Of 8,000 rounds: 4,000 and 900 as published, and 8,000 with a changed setting."""
+    """Of 8,000 rounds: 900, 4,000 and 300 as published, and 8,000 with a changed setting."""
     rows = ["FedAvg, batch norm, lr 0.05", "FedAvg+WSM, batch norm, lr 0.05"]
     options = {"scale": "smoke", "only": rows, "report": False}
     changes: list[dict[str, Any]] = [
         {"rounds": 1, "engine": "sequential", "record.every": 1},
         {"rounds": 2},
         {"rounds": 3, "local.drop_last": True},
+        {"rounds": 4},
     ]
-    rounds, better = (900, 4000, 8000), (0.6, 0.4, 0.6)
+    rounds, better = (900, 4000, 8000, 300), (0.6, 0.4, 0.6, 0.4)
     for place, change in enumerate(changes):
         out = tmp_path / str(place)
         reproduce("wsm/table-3.3", out, changes=change, **options)  # type: ignore[arg-type]
@@ -256,15 +257,19 @@ def test_a_claim_has_one_verdict_from_the_longest_run_as_published(tmp_path: Pat
     assert line_of(0)[0] == "**holds so far**"
     changed = line_of(2)
     assert (changed[0], changed[-1]) == ("**holds so far**", "desk, local.drop\\_last=true")
+    assert line_of(3)[0] == "**too early to tell**"
+    assert line_of(3, 2) == changed  # 300 rounds as published are too few to tell
     stored = [
         json.loads((folder / OUTCOME).read_text())["claims"][0]["verdict"]
         for folder in (tmp_path / "docs" / "outcomes").iterdir()
     ]
-    assert sorted(stored) == ["holds so far", "holds so far", "not so far"]
+    assert sorted(stored) == ["holds so far", "holds so far", "not so far", "too early to tell"]
 
 
 def test_the_index_has_a_row_for_every_paper(tmp_path: Path) -> None:
-    (tmp_path / "remarks.toml").write_text('wsm = "WSM helps\\nearly on."')
+    (tmp_path / "remarks.toml").write_text(
+        'wsm = "WSM helps\\nearly on."\nqueue = "TCE comes next."'
+    )
     *pages, index = write_results([], tmp_path)
     assert [page.stem for page in pages] == list(PAPERS)
     text = index.read_text()
@@ -272,6 +277,7 @@ def test_the_index_has_a_row_for_every_paper(tmp_path: Path) -> None:
     assert f", 2022 | 0 | 0 | 0 | 0 | 0 | 0 | {claims} | WSM helps early on. |" in text
     assert text.count(".md): ") == len(PAPERS)
     assert "WSM helps\nearly on." in pages[0].read_text()
+    assert text.endswith("## Runs at published length\n\nTCE comes next.\n")
 
 
 def test_what_is_absent_is_what_readers_do_not_find(tmp_path: Path) -> None:

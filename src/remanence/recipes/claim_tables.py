@@ -51,7 +51,9 @@ The verdicts:
 
 *as claimed* counts the comparisons that are as claimed, those that were run, and all. Several
 comparisons have a range of numbers. A gap is positive in the claimed direction. *rounds* are those
-of our run, of the published ones; the verdict rests on our longest run with published settings."""
+of our run, of the published ones. The verdict rests on our longest run, with published settings if
+such a run is long enough to tell; *scale* names what was changed."""
+QUEUE = "queue"  # the remark about the runs that are still to be made
 SUMMARY = (HOLDS, HOLDS_SO_FAR, MIXED, FAILS_SO_FAR, FAILS, TOO_EARLY, UNTESTED)
 
 
@@ -64,8 +66,8 @@ class JudgedClaim(NamedTuple):
 
 
 def judge_claims(name: str, results: Sequence[StoredResult]) -> list[JudgedClaim]:
-    """The verdict on every claim of a recipe, each from one result: the longest with published
-    settings that tests it.
+    """The verdict on every claim of a recipe, each from one result that tests it: the longest with
+    published settings, of those that are not too early to tell.
 
     Args:
         name: The recipe.
@@ -75,6 +77,8 @@ def judge_claims(name: str, results: Sequence[StoredResult]) -> list[JudgedClaim
     found = []
     for place, untested in enumerate(evaluate_claims(recipe, {}, {})):
         tests = [result for result in results if result.outcome.verdicts[place].run]
+        able = [result for result in tests if result.outcome.verdicts[place].word != TOO_EARLY]
+        tests = able or tests
         published = [result for result in tests if not changes_of(result.metadata)]
         tests = published or tests
         if not tests:
@@ -136,12 +140,12 @@ def claims_table(claims: Sequence[JudgedClaim]) -> str:
 def index_page(
     papers: Mapping[str, Sequence[JudgedClaim]], titles: Mapping[str, str], notes: Mapping[str, str]
 ) -> str:
-    """The page with a row for each paper.
+    """The page with a row for each paper, and the runs that are still to be made.
 
     Args:
         papers: The claims of every paper.
         titles: The names of the papers.
-        notes: What holds, what does not and how sure that is, in words.
+        notes: What holds, what does not and how sure that is, in words; and the queue of runs.
     """
     lines = [
         "# What holds of the five papers",
@@ -158,4 +162,6 @@ def index_page(
         counts = " | ".join(str(words.count(word)) for word in SUMMARY)
         note = " ".join(notes.get(paper, DASH).split())
         lines.append(f"| [{paper}]({paper}.md): {escape(titles[paper])} | {counts} | {note} |")
-    return "\n".join([*lines, "", WORDS, ""])
+    queue = notes.get(QUEUE, "").strip()
+    still = ["", "## Runs at published length", "", queue] if queue else []
+    return "\n".join([*lines, "", WORDS, *still, ""])

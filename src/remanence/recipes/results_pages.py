@@ -11,6 +11,7 @@ from remanence.core.errors import InputError
 from remanence.core.files import make_folder, write_atomically
 from remanence.core.safe_path import SafePath
 from remanence.recipes.claim_tables import (
+    QUEUE,
     WORDS,
     JudgedClaim,
     claims_of,
@@ -39,10 +40,11 @@ OUTCOMES, REMARKS = "outcomes", "remarks.toml"
 
 def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     """Write one page for each paper, with its results and the estimated cost of the others, and
-    README.md with a row for each paper.
+    README.md with a row for each paper and the runs that are still to be made.
 
     The numbers are stored beside the pages, in `outcomes/`; the pages can be made again from these
-    folders. `remarks.toml` in the output folder has remarks on results and papers, by name.
+    folders. `remarks.toml` in the output folder has remarks on results and papers, by name, and
+    under `queue` the runs that are still to be made.
 
     Args:
         folders: Folders of `remanence reproduce`, or folders in `outcomes/`.
@@ -127,18 +129,18 @@ def _store(result: StoredResult, folder: SafePath) -> None:
 
 
 def read_remarks(path: Path | SafePath) -> dict[str, str]:
-    """Read the remarks on results and papers, by name; there may be no such file."""
+    """Read the remarks on results, papers and the queue, by name; there may be no such file."""
     file = SafePath.of_file(path)
     remarks = read_toml(file) if file.is_regular_file() else {}
     wrong = [
         name
         for name, text in remarks.items()
-        if name not in (*PAPERS, *list_recipes()) or not isinstance(text, str)
+        if name not in (QUEUE, *PAPERS, *list_recipes()) or not isinstance(text, str)
     ]
     if wrong:
         raise InputError(
             f"{path} has a remark on {wrong[0]!r}, which is no result and no paper: write a name"
-            " such as wsm/table-3.2 and a text"
+            f" such as wsm/table-3.2, or {QUEUE}, and a text"
         )
     return remarks
 
