@@ -39,7 +39,7 @@ EXECUTION_KEYS = {
     "data.dir",
 }
 HEADINGS = "| result | claim | verdict | ours | published | as claimed | rounds | seeds | scale |"
-WORDS = """\
+VERDICTS = """\
 The verdicts:
 
 - *holds*, *does not hold*: with at least half of the published rounds, half of the claim's
@@ -47,8 +47,8 @@ The verdicts:
 - *holds so far*, *not so far*: with less than that
 - *mixed*: the comparisons disagree; the count says how many are as claimed
 - *too early to tell*: under a tenth of the published rounds, or too few for this claim
-- *not tested*: none of its comparisons was run
-
+- *not tested*: none of its comparisons was run"""
+COLUMNS = """\
 *as claimed* counts the comparisons that are as claimed, those that were run, and all. Several
 comparisons have a range of numbers. A gap is positive in the claimed direction. *rounds* are those
 of our run, of the published ones. The verdict rests on our longest run, with published settings if
@@ -164,4 +164,4 @@ def index_page(
         lines.append(f"| [{paper}]({paper}.md): {escape(titles[paper])} | {counts} | {note} |")
     queue = notes.get(QUEUE, "").strip()
     still = ["", "## Runs at published length", "", queue] if queue else []
-    return "\n".join([*lines, "", WORDS, *still, ""])
+    return "\n".join([*lines, "", VERDICTS, *still, ""])

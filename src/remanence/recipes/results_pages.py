@@ -11,8 +11,9 @@ from remanence.core.errors import InputError
 from remanence.core.files import make_folder, write_atomically
 from remanence.core.safe_path import SafePath
 from remanence.recipes.claim_tables import (
+    COLUMNS,
     QUEUE,
-    WORDS,
+    VERDICTS,
     JudgedClaim,
     claims_of,
     claims_table,
@@ -159,7 +160,9 @@ def describe_result(outcome: ResultOutcome, metadata: Mapping[str, Any]) -> str:
             f"# {outcome.plan.recipe.name}: {escape(outcome.plan.recipe.title)}",
             "",
             claims_table(claims_of(outcome)),
-            WORDS,
+            VERDICTS,
+            "",
+            COLUMNS,
             "",
             _details(outcome, metadata),
             *_list("How we interpret what the paper leaves open:", interpretation),
@@ -234,7 +237,9 @@ def _page(
         "",
         *([remark, ""] if remark else []),
         claims_table(claims),
-        WORDS,
+        VERDICTS,
+        "",
+        COLUMNS,
         "",
         "Every number of ours comes from a run folder. This page is made by `remanence results`.",
         "",
