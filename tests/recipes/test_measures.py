@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metrics.small_ledger import line, make_run
+from metrics.small_ledger import line, make_ledger, make_run, play_round
 
 from remanence.config import parse_experiment, write_toml
 from remanence.core.errors import InputError
@@ -133,8 +133,18 @@ def test_a_measure_from_round_to_round_needs_every_round(write: Write, name: str
     measure, run = measures.MEASURES[name](), write({5: 0.5, 10: 0.4}, every=5)
     with pytest.raises(InputError, match=f"{name} compares .* recorded every 5 rounds: run it"):
         of(measure, run)
-    with pytest.raises(InputError, match="recorded every 5 rounds"):
-        figure_csv("cdf", {("a", "b"): (run,)})
+
+
+@pytest.mark.parametrize(("every", "kinds"), [(1, ["global", "local"]), (5, ["local"])])
+def test_global_forgetting_is_drawn_where_every_round_was_recorded(
+    write: Write, every: int, kinds: list[str]
+) -> None:
+    run = write({every: 0.5, 2 * every: 0.4}, every=every)
+    played = play_round([4, 4], [4, 2], {7: (1.0, [2, 4])}, [4, 4])
+    run.__dict__["ledger"] = make_ledger(*played)
+    lines = figure_csv("cdf", {("a", "b"): (run,)}).splitlines()[1:]
+    assert [line.split(",")[2] for line in lines] == kinds
+    assert "a,b,local,0.25,1" in lines  # class 0 falls from 4 of 4 to 2, class 1 gains
 
 
 def test_forgetting_from_round_to_round(write: Write) -> None:

@@ -14,7 +14,6 @@ from remanence.metrics.forgetting import (
     client_forgetting_rounds,
     forgetting_curve,
     local_forgetting,
-    require_every_round,
 )
 from remanence.metrics.groups import class_curve, deviation_of
 from remanence.recipes.measures import nearest_round
@@ -77,11 +76,11 @@ def partition(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
 
 def cdf(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Distribution of forgetting: the values in ascending order, each with the share of values that
-    are not larger. Global values are those of rounds, local values those of local models.
+    are not larger. Global values are those of rounds and need runs that recorded every round; local
+    values are those of local models.
     """
-    for run in runs:
-        require_every_round(run, "the distribution of forgetting")
-    scores = {"global": [value for run in runs for value in forgetting_curve(run).values()]}
+    every_round = [run for run in runs if run.config.record.every == 1]
+    scores = {"global": [value for run in every_round for value in forgetting_curve(run).values()]}
     scores["local"] = [
         float(value)
         for run in runs
