@@ -8,6 +8,7 @@ therefore run the eager step on the same memory; on CUDA the same code captures 
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from remanence.core.pytree import Tree
 from remanence.core.slots import Part, StepTracker
 from remanence.core.types import ModelState, Reply
 from remanence.engines import captured_steps
-from remanence.engines.autotune import choose_engine, choose_execution
+from remanence.engines.autotune import Candidate, Trials, choose_engine, choose_execution
 from remanence.engines.captured_steps import choose_sizes, round_up
 from remanence.engines.cost import Workload
 from remanence.engines.memory import gpu_memory_text
@@ -361,7 +362,7 @@ class Clock:
     ("seconds", "rounds", "steps"),
     [
         # too short a run for compiling to pay
-        ({"eager": 2.0, "captured": 1.0, "compiled": 0.1}, 10, "captured"),
+        ({"eager": 2.0, "captured": 1.0, "compiled": 0.1}, 400, "captured"),
         ({"eager": 2.0, "captured": 1.0, "compiled": 0.1}, 10_000, "compiled"),
         ({"eager": 1.0, "captured": 2.0, "compiled": 3.0}, 10_000, "eager"),
         ({"eager": 2.0, "captured": 1.0, "compiled": 0.97}, 10_000, "captured"),  # 3% may be chance
@@ -397,10 +398,27 @@ def test_the_choice_says_why_steps_cannot_be_captured(monkeypatch: pytest.Monkey
         make_work(experiment, first_state(experiment), 1),
         64,
         iter(range(99)).__next__,
-        Workload(),
+        Workload(10_000),
     )
     assert choice.execution == "eager"
     assert choice.reason.endswith("; steps could not be captured (no such operation)")
+
+
+def test_a_command_of_few_steps_captures_them_without_a_trial(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = small_experiment("fedavg")
+    job = make_work(experiment, first_state(experiment), 1)
+    run, measured = Trials.run, list[str]()
+
+    def record(trials: Trials, candidate: Candidate, steps: int) -> None:
+        measured.append(candidate.execution)
+        run(trials, candidate, steps)
+
+    monkeypatch.setattr(Trials, "run", record)
+    choice = choose_execution(experiment.task, job, 64, time.perf_counter, Workload(2))
+    assert (choice.execution, measured) == ("captured", ["eager"])
+    assert choice.reason.endswith("too few steps to measure more")
 
 
 def test_eager_steps_are_a_choice_even_where_they_are_degraded(

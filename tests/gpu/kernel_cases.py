@@ -251,10 +251,10 @@ def narrow_steps(name: str, execution: str, device: str) -> float:
         chosen = "fp32" if where == "cpu" else name
         return viewing(NarrowNet, "scaffold+wsm", where, precision=chosen)
 
+    # SCAFFOLD divides by the learning rate, so that products of 11 bits leave more than 1e-3
+    tolerance = {"fp32": 1e-5, "tf32": 1e-2}[name]
     with counted(triton_conv, "conv_weight_grad") as calls:
-        largest = compare_with_sequential(
-            make, device, execution, rounds=2, tolerance={"fp32": 1e-5, "tf32": 1e-3}[name]
-        )
+        largest = compare_with_sequential(make, device, execution, rounds=2, tolerance=tolerance)
     assert bool(calls) == (device != "cpu"), "the Triton kernels were not reached"
     return largest
 

@@ -32,6 +32,7 @@ SLOW_STEP_S = 0.25  # longer steps are all arithmetic on a CPU: stacking gains n
 TRIAL_STEPS = 3  # steps that a client makes in a trial
 TRIAL_CLIENTS = 16
 LONG_TRIAL_STEPS = 8  # in a trial of captured, traced or compiled steps
+SHORT = 20  # a command of fewer trials than these is not worth one
 EXECUTIONS = ("eager", "captured", "compiled")  # the simplest first
 # A candidate that takes this many times as long is not traced or compiled: it would not catch up.
 MAX_SLOWDOWN = 2.0
@@ -109,19 +110,28 @@ def choose_engine(
 def choose_execution(
     task: TrainingTask, work: ClientWork, stack: int, clock: Clock, workload: Workload
 ) -> EngineChoice:
-    """How the steps of a stack run best: eager, captured or, where it may pay, compiled."""
+    """How the steps of a stack run best: captured, compiled where it may pay, or eager.
+
+    Captured steps were never slower than eager ones, so that a command of few steps takes them
+    without measuring them.
+    """
     threads = torch.get_num_threads()
     if task.model.depends_on_batch and needs_padding(task):
         return EngineChoice("sequential", threads, f"sequential: {NO_STACK}")
     some = work.select(slice(stack))
     trials = Trials(task, work, some, 0, clock, workload)
     eager = Candidate("vectorized", stack)
-    trials.run(eager, LONG_TRIAL_STEPS)
+    is_short = trials.steps < SHORT * LONG_TRIAL_STEPS * len(some.clients)
+    trials.run(eager, 1 if is_short else LONG_TRIAL_STEPS)
     if not trials.timings:  # torch cannot map the model over a stack
         return EngineChoice("sequential", threads, f"sequential: {trials.failure}")
-    trials.run(eager._replace(execution="captured"), LONG_TRIAL_STEPS)
-    trials.refine("compiled")
+    captured = eager._replace(execution="captured")
     about = f"{len(some.clients)} clients as one batched computation on {task.info.device}"
+    if is_short:
+        reason = f"{captured}: {about}; too few steps to measure more"
+        return EngineChoice(captured.name, threads, reason, captured.execution)
+    trials.run(captured, LONG_TRIAL_STEPS)
+    trials.refine("compiled")
     return trials.to_choice(threads, 0, about=f"{about}; ")
 
 
