@@ -15,7 +15,7 @@ from pathlib import Path
 import remanence as rem
 from remanence.metrics.groups import group_runs
 from remanence.metrics.robustness import robustness_row
-from remanence.report.table_columns import percent
+from remanence.reports.table_columns import percent
 
 AGGREGATORS = (
     "",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remanence.core.slots import Method, Part
     from remanence.data import from_dataset
     from remanence.diagnosis import diagnose
-    from remanence.report import write_report
+    from remanence.reports import write_report
     from remanence.results.run import Comparison, Run, load
     from remanence.sweeps.search_result import SearchResult
 
@@ -39,7 +39,7 @@ _MODULES = {
     "SearchResult": "remanence.sweeps.search_result",
     "diagnose": "remanence.diagnosis",
     "from_dataset": "remanence.data",
-    "write_report": "remanence.report",
+    "write_report": "remanence.reports",
     "InputError": "remanence.core.errors",
     "LearnedNothing": "remanence.core.errors",
     "RemanenceError": "remanence.core.errors",

@@ -13,7 +13,7 @@ import pytest
 import remanence as rem
 from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
 from remanence.data import load_dataset
-from remanence.report.tables import chosen_rows
+from remanence.reports.tables import chosen_rows
 from remanence.results.run import COMPARISON, Comparison
 from remanence.sweeps import scheduler, search
 from remanence.sweeps.search import MAX_BEYOND, TABLE

@@ -29,10 +29,10 @@ def report(
     ] = None,
 ) -> None:
     """Write a self-contained HTML report about runs and comparisons."""
-    from remanence.report import write_report
+    from remanence.reports import write_report
 
     if figures is not None:
-        from remanence.report.figure_files import write_figures
+        from remanence.reports.figure_files import write_figures
         from remanence.results.run import load
 
         write_figures([load(folder) for folder in folders], figures)
@@ -53,7 +53,7 @@ def watch(
     """Show a live report in the browser while runs train. It opens a port on the loopback
     network interface; only this machine can connect.
     """
-    from remanence.report.live import watch as serve
+    from remanence.reports.live import watch as serve
 
     serve(
         folders,
@@ -69,7 +69,7 @@ def diagnose(folders: Folders, as_json: AsJson = False) -> None:
     from remanence.diagnosis import diagnose as examine
     from remanence.diagnosis import render_text
     from remanence.metrics.groups import group_runs
-    from remanence.report.phrases import list_warnings
+    from remanence.reports.phrases import list_warnings
     from remanence.results.run import load
 
     results = [load(folder) for folder in folders]
@@ -100,8 +100,8 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on a test set."""
     from remanence.api import load_trusted
-    from remanence.export import evaluate as evaluate_model
-    from remanence.export import load_test_data
+    from remanence.exports import evaluate as evaluate_model
+    from remanence.exports import load_test_data
 
     done = load_trusted(folder, allow_code)
     source = load_test_data(done, data, data_dir)
@@ -143,8 +143,8 @@ def export(
 ) -> None:
     """Export the trained model, or the metrics over rounds, for use in other programs."""
     from remanence.api import load_trusted
-    from remanence.export import TRACKERS, describe_checkpoint, export_model
-    from remanence.export import export as write
+    from remanence.exports import TRACKERS, describe_checkpoint, export_model
+    from remanence.exports import export as write
 
     done = load_trusted(folder, allow_code or kind in TRACKERS)  # metrics need no model
     if kind in TRACKERS:

@@ -92,7 +92,7 @@ def show_partition(experiment: Experiment, out: Path | None, as_json: bool) -> N
     if table.clusters:
         _print_schedule(table)
     if out is not None:
-        from remanence.report.page import write_partition
+        from remanence.reports.page import write_partition
 
         print(write_partition(table, out))
 

@@ -156,7 +156,7 @@ def _print_result(done: ResultOutcome, out: Path) -> None:
     from remanence.recipes.figure_data import PICTURE
     from remanence.recipes.reproduce import PAGE
     from remanence.recipes.tables import as_table, describe_claims, describe_notes
-    from remanence.report.phrases import list_warnings
+    from remanence.reports.phrases import list_warnings
     from remanence.results.run import REPORT, Comparison
 
     plan, console = done.plan, Console()

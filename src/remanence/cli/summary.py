@@ -32,9 +32,9 @@ def print_summary(folder: Path, quiet: bool, as_json: bool, resumed: Resumed = (
         typer.Exit: A run learned nothing; the exit code says so.
     """
     from remanence.metrics.groups import group_runs
-    from remanence.report import write_report
-    from remanence.report.phrases import list_warnings
-    from remanence.report.tables import chosen_rows, render_text, run_row
+    from remanence.reports import write_report
+    from remanence.reports.phrases import list_warnings
+    from remanence.reports.tables import chosen_rows, render_text, run_row
     from remanence.results.run import Run, load
 
     done = load(folder)
@@ -76,7 +76,7 @@ def print_search(done: SearchResult, quiet: bool, as_json: bool) -> None:
     Raises:
         typer.Exit: No value is the best, or it learned nothing; the exit code says so.
     """
-    from remanence.report import write_report
+    from remanence.reports import write_report
 
     page = write_report(done.folder)
     if as_json:

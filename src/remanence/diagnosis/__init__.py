@@ -5,8 +5,8 @@ it exceeds the noise between seeds, and which methods may help.
 - `recommendations`: which methods and settings may help against a finding.
 - `wording`: the dataclass of a finding, and how noise is described.
 
-The numbers come from `metrics`, phrases that the report shares from `report`. May import `report`,
-`metrics`, `results` and packages below. Begin with `diagnose`.
+The numbers come from `metrics`, phrases that the report shares from `reports`. May import
+`reports`, `metrics`, `results` and packages below. Begin with `diagnose`.
 """
 
 from __future__ import annotations

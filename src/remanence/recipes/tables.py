@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from remanence.recipes.claims import HOLDS, UNTESTED, ClaimVerdict, combine_outcomes
 from remanence.recipes.plan import ResultPlan
 from remanence.recipes.recipe import CellNumber, TableLine
-from remanence.report.tables import escape_markdown as escape
+from remanence.reports.tables import escape_markdown as escape
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -3,7 +3,7 @@
 `rounds/federated.py`, `rounds/decentralized.py` and the evaluators compute them, `rounds/writer.py`
 writes them, and `readers.py` checks them. Columns that do not apply to a run are left out. The
 columns of `results.csv` are the fields of `MethodRow` (`metrics/summary_rows.py`); the headings of
-a report's tables are in `report/table_columns.py`.
+a report's tables are in `reports/table_columns.py`.
 """
 
 from __future__ import annotations
