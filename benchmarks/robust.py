@@ -44,7 +44,7 @@ def main(out: Path) -> None:
         overwrite=True,
         quiet=True,
     )
-    rem.write_report(out)
+    rem.report(out)
     rows = [robustness_row(group) for group in group_runs([done])]
     print(
         "| aggregator | attack | accuracy, % | rare classes, % | forgotten a round, points |"

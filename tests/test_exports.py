@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     )
 
 
-def test_evaluate_gives_the_number_of_the_run(run: rem.Run) -> None:
+def test_evaluate_gives_the_number_of_the_run(run: rem.RunResult) -> None:
     result = evaluate(run)
     # the line before the last is the test split
     assert result["accuracy"] == pytest.approx(run.metrics[-2]["accuracy"], abs=1e-9)
@@ -35,14 +35,14 @@ def test_evaluate_gives_the_number_of_the_run(run: rem.Run) -> None:
     assert "359 test examples of digits" in result["evaluated"]
 
 
-def test_evaluate_on_data_of_another_shape_is_refused(run: rem.Run) -> None:
+def test_evaluate_on_data_of_another_shape_is_refused(run: rem.RunResult) -> None:
     from remanence.data import load_dataset
 
     with pytest.raises(rem.InputError, match="same kind"):
         evaluate(run, load_dataset("synthetic", {"samples": 100}, None))
 
 
-def test_safetensors_with_a_description(run: rem.Run, tmp_path: Path) -> None:
+def test_safetensors_with_a_description(run: rem.RunResult, tmp_path: Path) -> None:
     path, about = export(run, tmp_path)
     tensors = load_file(path)
     assert {name: tuple(value.shape) for name, value in tensors.items()} == {
@@ -53,13 +53,13 @@ def test_safetensors_with_a_description(run: rem.Run, tmp_path: Path) -> None:
     assert len(description["mean"]) == len(description["std"]) == 1
 
 
-def test_torchscript_gives_the_same_logits(run: rem.Run, tmp_path: Path) -> None:
+def test_torchscript_gives_the_same_logits(run: rem.RunResult, tmp_path: Path) -> None:
     path, _ = export(run, tmp_path, "torchscript")
     x = torch.linspace(-1, 1, 5 * 64).reshape(5, 1, 8, 8)
     torch.testing.assert_close(torch.jit.load(str(path))(x), run.model()(x))
 
 
-def test_onnx_gives_the_same_logits(run: rem.Run, tmp_path: Path) -> None:
+def test_onnx_gives_the_same_logits(run: rem.RunResult, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
     reference = pytest.importorskip("onnx.reference", reason="the extra onnx is not installed")
     path, _ = export(run, tmp_path, "onnx")
@@ -70,7 +70,7 @@ def test_onnx_gives_the_same_logits(run: rem.Run, tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_format_is_refused(run: rem.Run, tmp_path: Path) -> None:
+def test_an_unknown_format_is_refused(run: rem.RunResult, tmp_path: Path) -> None:
     with pytest.raises(rem.InputError, match="known: safetensors, torchscript, onnx"):
         export(run, tmp_path / "x", "pickle")
     assert not (tmp_path / "x").exists()

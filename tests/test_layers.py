@@ -22,6 +22,7 @@ LAYERS = (
     ("cli",),
     ("__init__", "extend"),
     ("api",),
+    ("analysis",),
     ("bench", "flower", "recipes"),
     ("testing",),
     ("diagnosis", "exports"),

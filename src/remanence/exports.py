@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from safetensors.torch import save
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, SkippedCheckpoint
 from remanence.core.files import make_folder, translate_disk_errors, write_atomically
 from remanence.core.safe_path import SafePath
 from remanence.data.dataset import ArrayDataset
@@ -28,6 +29,39 @@ from remanence.results.trained_model import load_model
 SUFFIXES = {"safetensors": "safetensors", "torchscript": "pt", "onnx": "onnx"}
 FORMATS = tuple(SUFFIXES)  # of models; TRACKERS are the formats of metrics
 BATCH = 500  # examples
+
+
+class ModelEvaluation(dict[str, Any]):
+    """The numbers of an evaluation, by name; shown as text.
+
+    Args:
+        numbers: What `evaluate` lists.
+        classes: Names of the classes.
+        warnings: Why the numbers are not what they seem.
+    """
+
+    def __init__(self, numbers: Mapping[str, Any], classes: Sequence[str], warnings: Sequence[str]):
+        super().__init__(numbers)
+        self.classes, self.warnings = list(classes), list(warnings)
+
+    def __str__(self) -> str:
+        lines = [f"Warning: the run {text}" for text in self.warnings]
+        lines.append(
+            f"{self['evaluated']}: accuracy {_percent(self['accuracy'])}, loss"
+            f" {_loss(self['loss'])}, macro F1 {_percent(self['macro_f1'])}"
+        )
+        shares = zip(self.classes, self["per_class"], strict=True)
+        return "\n".join([*lines, *(f"  {name:20s} {_percent(share)}" for name, share in shares)])
+
+    __repr__ = __str__
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}%"
+
+
+def _loss(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
 
 
 def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -70,7 +104,7 @@ def evaluate(
     source: ArrayDataset | None = None,
     module: nn.Module | None = None,
     client: int | None = None,
-) -> dict[str, Any]:
+) -> ModelEvaluation:
     """Evaluate the model of a run on a test set, with inputs normalized as in training.
 
     Args:
@@ -107,11 +141,8 @@ def evaluate(
         f"{'global model' if client is None else f'model of client {client}'} after round"
         f" {checkpoint.round} on the {len(source.test)} test examples of {source.name}"
     )
-    return {
-        "evaluated": evaluated,
-        **describe_checkpoint(checkpoint),
-        **summarize(confusion, loss),
-    }
+    numbers = describe_checkpoint(checkpoint) | summarize(confusion, loss)
+    return ModelEvaluation({"evaluated": evaluated} | numbers, source.classes, run.warnings)
 
 
 def describe_checkpoint(checkpoint: LoadedCheckpoint) -> dict[str, Any]:
@@ -143,16 +174,14 @@ def export(
     if kind in TRACKERS:
         return export_scalars([run], out or run.files / "export" / kind, kind)
     exported = export_model(run, out, kind, module, client)
-    if exported.checkpoint.skipped:
-        warnings.warn(exported.checkpoint.describe(), stacklevel=2)
     return exported.files
 
 
 class ExportedModel(NamedTuple):
-    """Files of a trained model, and the checkpoint that it was read from."""
+    """Files that were written, and the checkpoint that the model was read from, if any."""
 
     files: list[Path]
-    checkpoint: LoadedCheckpoint
+    checkpoint: LoadedCheckpoint | None
 
 
 def export_model(
@@ -179,6 +208,8 @@ def export_model(
             f" {str(error).splitlines()[0]}): use safetensors"
         ) from error
     description = _describe_model(run) | describe_checkpoint(checkpoint)
+    if checkpoint.skipped:
+        warnings.warn(checkpoint.describe(), SkippedCheckpoint, stacklevel=3)
     files["model.json"] = (json.dumps(description, indent=2) + "\n").encode()
     with translate_disk_errors(folder):
         for name, content in files.items():

@@ -63,7 +63,7 @@ def test_reports_and_rem_load_open_the_folder_and_name_the_same_value(tmp_path: 
     assert isinstance(loaded, Comparison)
     (row,) = chosen_rows(loaded)
     assert (row.setting, row.variants) == (f"lr={found.best}", len(found.tried))
-    assert rem.write_report(found.folder).is_file()
+    assert rem.report(found.folder).is_file()
     stored = json.loads((found.folder / TABLE).read_text())
     assert stored == json.loads(json.dumps(found.as_dict()))
     table = found.table().splitlines()

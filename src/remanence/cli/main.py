@@ -16,7 +16,7 @@ from remanence.cli.flower import app as flower_app
 from remanence.cli.options import LISTS, AsJson
 from remanence.cli.recipes import reproduce, results
 from remanence.cli.runs import compare, demo, resume, run, search
-from remanence.core.errors import INTERRUPTED, LearnedNothing, RemanenceError
+from remanence.core.errors import INTERRUPTED, LearnedNothing, RemanenceError, SkippedCheckpoint
 from remanence.version import __version__
 
 # typer has a copy of click of its own since 0.26: the class must be the one that it raises
@@ -32,7 +32,6 @@ app = typer.Typer(
     " models forget, and prevent it.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     suggest_commands=not UsageError.__module__.startswith("click."),  # click itself suggests, too
     rich_markup_mode="rich",
@@ -77,7 +76,9 @@ def list_(
     table: Annotated[
         str | None,
         typer.Argument(
-            help=f"Table: {', '.join(LISTS)}. Default: the list of tables.", show_default=False
+            help=f"Table: {', '.join(LISTS)}. Default: the list of tables.",
+            show_default=False,
+            autocompletion=lambda: list(LISTS),
         ),
     ] = None,
     as_json: AsJson = False,
@@ -136,8 +137,8 @@ def main() -> None:
     """Entry point. A mistake of the user is one sentence and exit code 2, never a traceback."""
     try:
         with warnings.catch_warnings():
-            # commands print these themselves
-            warnings.simplefilter("ignore", LearnedNothing)
+            for category in (LearnedNothing, SkippedCheckpoint):  # commands print these themselves
+                warnings.simplefilter("ignore", category)
             # typer turns Ctrl-C and typer.Exit into a return value instead of raising
             code = app(standalone_mode=False) or 0
         if code == INTERRUPTED:

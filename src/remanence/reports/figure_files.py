@@ -15,19 +15,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from remanence.core.errors import InputError
+from remanence.core.errors import InputError, unknown
 from remanence.core.files import check_no_file, make_folder, translate_disk_errors, write_atomically
 from remanence.metrics.groups import Group, describe_model, group_runs, select_by_validation
-from remanence.metrics.summary_rows import best_row, make_row
+from remanence.metrics.summary_rows import MethodRow, best_row, make_row
 from remanence.reports.latex import render_latex
 from remanence.reports.matplotlib_values import as_list, plain_text
 from remanence.reports.table_columns import ACCURACY, MISSING, columns_for
-from remanence.reports.tables import escape_markdown, render_markdown, rounds_to_target
+from remanence.reports.tables import (
+    escape_markdown,
+    render_markdown,
+    render_text,
+    rounds_to_target,
+)
 from remanence.reports.theme import Figure
 from remanence.results.run import Comparison, Run
 
 KINDS = ("pdf", "svg", "png")
 DPI = 300  # of a PNG
+TEXT_WIDTH = 100  # characters of a table as text
 RESULTS, ROUNDS = "results", "rounds-to-target"
 
 
@@ -52,8 +58,15 @@ class FigureTable:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Path]:
+def write_figures(
+    results: Sequence[Run | Comparison], folder: Path, columns: Sequence[str] | None = None
+) -> list[Path]:
     """Write every figure and table about runs and comparisons into a folder.
+
+    Args:
+        results: The runs and comparisons.
+        folder: The folder.
+        columns: Headings of the tables of results in Markdown and LaTeX. Default: all.
 
     Returns:
         The files, in the order of the report.
@@ -68,7 +81,7 @@ def write_figures(results: Sequence[Run | Comparison], folder: Path) -> list[Pat
     from remanence.reports.figures import FIGURES
 
     groups = select_by_validation(group_runs(results))
-    files = write_tables(groups)
+    files = write_tables(groups, columns)
     for draw in FIGURES:
         if (figure := draw(groups)) is not None:
             files |= {f"{figure.name}.csv": tabulate(figure).encode()}
@@ -119,19 +132,57 @@ def require_matplotlib() -> None:
         ) from None
 
 
-def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
-    """The tables of the report as CSV (with all digits), Markdown and LaTeX, by file name."""
+def format_table(
+    results: Sequence[Run | Comparison], style: str, names: Sequence[str] | None = None
+) -> str:
+    """The table of results as text.
+
+    Args:
+        results: The runs and comparisons.
+        style: text, markdown or latex.
+        names: Headings of the columns. Default: all, and as text those that fit in a line.
+    """
+    groups = select_by_validation(group_runs(results))
     rows = [make_row(group) for group in groups]
-    best, columns = best_row(rows), columns_for(rows)
+    if style == "latex":
+        return _tabulate_results(groups, rows, names).as_latex()
+    if style == "markdown":
+        return render_markdown(rows, names)
+    if style != "text":
+        raise unknown("style", style, ("text", "markdown", "latex"))
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=TEXT_WIDTH, color_system=None)
+    with console.capture() as captured:
+        console.print(render_text(rows, TEXT_WIDTH, names))
+    return "\n".join(line.rstrip() for line in captured.get().strip("\n").split("\n")) + "\n"
+
+
+def _tabulate_results(
+    groups: Sequence[Group], rows: Sequence[MethodRow], names: Sequence[str] | None
+) -> FigureTable:
+    best, columns = best_row(rows), columns_for(rows, names)
     model = describe_model(groups)
-    content = FigureTable(
+    bold = {1 + place for place, column in enumerate(columns) if column is ACCURACY}
+    return FigureTable(
         RESULTS,
         f"{model[0].upper()}{model[1:]}: mean and sample standard deviation over seeds, at"
         " the last recorded round.",
         ["Method", *(column.heading for column in columns)],
         [[row.label, *(column.cell(row) for column in columns)] for row in rows],
-        {(index, 1 + columns.index(ACCURACY)) for index, row in enumerate(rows) if row is best},
+        {(index, place) for index, row in enumerate(rows) if row is best for place in bold},
     )
+
+
+def write_tables(groups: Sequence[Group], names: Sequence[str] | None = None) -> dict[str, bytes]:
+    """The tables of the report as CSV (with all digits), Markdown and LaTeX, by file name.
+
+    Args:
+        groups: The groups of runs.
+        names: Headings of the columns in Markdown and LaTeX. Default: all.
+    """
+    rows = [make_row(group) for group in groups]
+    content = _tabulate_results(groups, rows, names)
     # one number in a cell
     numbers = [
         {name: value for name, value in asdict(row).items() if name != "by_seed"} for row in rows
@@ -140,7 +191,7 @@ def write_tables(groups: Sequence[Group]) -> dict[str, bytes]:
         f"{RESULTS}.csv": write_csv(
             [list(numbers[0]), *(list(line.values()) for line in numbers)]
         ).encode(),
-        f"{RESULTS}.md": render_markdown(rows).encode(),
+        f"{RESULTS}.md": render_markdown(rows, names).encode(),
         f"{RESULTS}.tex": content.as_latex().encode(),
     }
     return files | _write_rounds(groups)

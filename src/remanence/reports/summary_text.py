@@ -42,11 +42,9 @@ MAX_METHODS = 4
 
 def summarize_groups(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
     """Sentences about groups and their rows, the most important first."""
-    tested = _describe_tested(groups)
-    result = _compare(rows, tested) if len(rank(rows)) > 1 else _describe_single(rows, tested)
     return [
         *(f"Warning: {text}." for text in list_warnings(groups)),
-        *result,
+        *describe_accuracy(groups, rows),
         *_describe_selection(rows),
         *_describe_forgetting(groups, rows),
         *_describe_phases(groups),
@@ -55,6 +53,12 @@ def summarize_groups(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list
         *_describe_unfinished(rows),
         *_describe_rejections(groups, rows),
     ]
+
+
+def describe_accuracy(groups: Sequence[Group], rows: Sequence[MethodRow]) -> list[str]:
+    """Which method has the highest accuracy, and whether the seeds separate it from the others."""
+    tested = _describe_tested(groups)
+    return _compare(rows, tested) if len(rank(rows)) > 1 else _describe_single(rows, tested)
 
 
 def _describe_tested(groups: Sequence[Group]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from remanence.core.errors import unknown
 from remanence.metrics.summary_rows import MethodRow
 
 MISSING = "–"  # stands for a missing number
@@ -227,6 +228,22 @@ ACCURACY = COLUMNS[1]
 DROP_ORDER = ("F1", "valid", "best", "worst", "forgot", "rounds", "drop")
 
 
-def columns_for(rows: Sequence[MethodRow]) -> list[Column]:
-    """The columns that at least one of these rows needs."""
+def columns_for(rows: Sequence[MethodRow], names: Sequence[str] | None = None) -> list[Column]:
+    """The columns that at least one of these rows needs, or those that are named.
+
+    Args:
+        rows: Of the table.
+        names: Headings, as a report or a terminal has them, with or without the unit.
+    """
+    if names is not None:
+        known = {
+            key: column
+            for column in COLUMNS
+            for key in (column.heading, column.heading.partition(",")[0], column.short)
+        }
+        lower = {key.lower(): column for key, column in known.items() if key}
+        for name in names:
+            if name.lower() not in lower:
+                raise unknown("column", name, known.keys() - {""})
+        return [lower[name.lower()] for name in names]
     return [column for column in COLUMNS if not rows or any(column.needed(row) for row in rows)]

@@ -76,15 +76,23 @@ def notes(rows: Sequence[MethodRow]) -> list[str]:
     return found
 
 
-def render_text(rows: Sequence[MethodRow], width: int = 80) -> Table:
-    """The rows as a table for a terminal of `width` characters, with a legend of the columns."""
+def render_text(
+    rows: Sequence[MethodRow], width: int = 80, names: Sequence[str] | None = None
+) -> Table:
+    """The rows as a table for a terminal, with a legend of the columns.
+
+    Args:
+        rows: Of the table.
+        width: Of the terminal, in characters.
+        names: Headings of the columns. Default: those that fit.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     best = best_row(rows)
-    columns = [column for column in columns_for(rows) if column.short]
-    for dropped in ("", *DROP_ORDER):
+    columns = [column for column in columns_for(rows, names) if column.short]
+    for dropped in ("", *([] if names else DROP_ORDER)):
         columns = [column for column in columns if column.short != dropped]
         cells = [
             [
@@ -123,9 +131,9 @@ def _legend(columns: Sequence[Column]) -> list[str]:
     return ["; ".join(parts)] if parts else []
 
 
-def render_markdown(rows: Sequence[MethodRow]) -> str:
+def render_markdown(rows: Sequence[MethodRow], names: Sequence[str] | None = None) -> str:
     """The rows as a Markdown table; the accuracy of the best row, if there is one, in bold."""
-    best, columns = best_row(rows), columns_for(rows)
+    best, columns = best_row(rows), columns_for(rows, names)
     lines = [
         "| Method | " + " | ".join(column.heading for column in columns) + " |",
         "|---|" + "--:|" * len(columns),

@@ -6,7 +6,7 @@ Every combination is a run with a folder of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from remanence.core.files import (
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress
 from remanence.core.safe_path import SafePath
+from remanence.core.slots import Method
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
@@ -50,6 +51,7 @@ class GridPoint:
     condition: str  # those of them that validation data do not select
     seed: int
     config: Experiment
+    own: Method | None = None  # a method that was given as an object
 
 
 def plan_grid(
@@ -58,6 +60,7 @@ def plan_grid(
     methods: Sequence[str],
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
+    own: Mapping[str, Method] | None = None,
 ) -> list[GridPoint]:
     """Every combination, checked.
 
@@ -70,21 +73,12 @@ def plan_grid(
         seeds: Of each method and setting.
         grid: Values by key, a setting or an option of a part such as `fedprox.mu`; every
             combination is a run.
+        own: Methods that were given as objects, by their descriptions.
 
     Raises:
         InputError: The runs would not differ as their labels say, or a setting is invalid.
     """
-    if not methods:
-        raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
-    repeated = [method for method in methods if methods.count(method) > 1]
-    if repeated:
-        raise InputError(f"method {repeated[0]!r} is given twice: write it once")
-    for key, option in (("method", "--methods"), ("seed", "--seeds")):
-        if key in changes or key in grid:
-            raise InputError(f"a comparison does not take {key} as a setting: use {option}")
-    twice = next((seed for place, seed in enumerate(seeds) if seed in seeds[:place]), None)
-    if twice is not None:
-        raise InputError(f"seed {twice} is given twice: write it once")
+    _check_lists(methods, seeds, {*changes, *grid})
     check_axes(methods, grid)
     settings = {method: expand(method, grid) for method in methods}
     count = sum(map(len, settings.values())) * len(seeds)
@@ -99,12 +93,37 @@ def plan_grid(
         for seed in seeds:
             config = parse_experiment(base, {**fixed, "seed": seed})
             name = folder_name(f"{method} {setting.text} seed{seed}")
-            cells.append(GridPoint(name, method, setting.text, setting.condition, seed, config))
-        check_names(cells[-1].config)
+            cells.append(
+                GridPoint(
+                    name,
+                    method,
+                    setting.text,
+                    setting.condition,
+                    seed,
+                    config,
+                    (own or {}).get(setting.method),
+                )
+            )
+        check_names(cells[-1].config, cells[-1].own)
     names = Counter(cell.name for cell in cells)
     return [
         c if names[c.name] == 1 else replace(c, name=f"{c.name}-{i}") for i, c in enumerate(cells)
     ]
+
+
+def _check_lists(methods: Sequence[str], seeds: Sequence[int], keys: Collection[str]) -> None:
+    """Refuse no methods, repeated methods and seeds, and settings that are lists of their own."""
+    if not methods:
+        raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
+    repeated = [method for method in methods if methods.count(method) > 1]
+    if repeated:
+        raise InputError(f"method {repeated[0]!r} is given twice: write it once")
+    for key, option in (("method", "--methods"), ("seed", "--seeds")):
+        if key in keys:
+            raise InputError(f"a comparison does not take {key} as a setting: use {option}")
+    twice = next((seed for place, seed in enumerate(seeds) if seed in seeds[:place]), None)
+    if twice is not None:
+        raise InputError(f"seed {twice} is given twice: write it once")
 
 
 @preserve_process_state()
@@ -142,7 +161,7 @@ def start_comparison(
         )
     check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     # one engine for all runs, so that only the method differs between them
-    first = build(cells[0].config, module=module, source=source)
+    first = build(cells[0].config, method=cells[0].own, module=module, source=source)
     check_disk(first.resources, out, len(cells))
     workload = workload_of([cell.config for cell in cells])
     _, choice = resolve_engine(first, progress, workload=workload)
@@ -206,10 +225,20 @@ def resume_comparison(
     *,
     progress: Progress,
     time_limit: TimeLimit,
+    own: Mapping[str, Method] | None = None,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
-    """Resume the runs that are unfinished and start those that are missing."""
+    """Resume the runs that are unfinished and start those that are missing.
+
+    Args:
+        folder: Of the comparison.
+        progress: Prints.
+        time_limit: The time limit.
+        own: Methods that were given as objects, by their descriptions.
+        module: Takes the place of the network.
+        source: Takes the place of the data.
+    """
     folder = SafePath.of(folder)
     plan = Comparison(folder).plan
     if "experiments" not in plan:
@@ -221,9 +250,11 @@ def resume_comparison(
             c.get("setting", ""),
             c.get("condition", ""),
             c["seed"],
-            parse_experiment(plan["experiments"][c["name"]]),
+            config,
+            (own or {}).get(config.method),
         )
         for c in plan["cells"]
+        for config in [parse_experiment(plan["experiments"][c["name"]])]
     ]
     choice = _read_choice(folder, plan)
     with translate_disk_errors(folder, resumable=True), lock(folder):
@@ -267,11 +298,11 @@ def _run_grid(
     for number, cell in enumerate(cells, 1):
         folder = out / RUNS / cell.name
         if not (folder / EXPERIMENT).is_regular_file() or not Run(folder).finished:
-            title = (
-                f"[{number}/{len(cells)}]"
-                f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
+            setting = f" {cell.setting}" if cell.setting else ""
+            title = f"{cell.method}{setting}, seed {cell.seed}"
+            runs.append(
+                QueuedRun(folder, cell.config, title, method=cell.own, number=number, of=len(cells))
             )
-            runs.append(QueuedRun(folder, cell.config, title))
     resume_command = f"remanence resume {out}"
     return run_all(
         runs,
