@@ -129,8 +129,7 @@ def compare(
         grid: Values of settings to try, by flag or dotted key: `{"lr": [0.1, 0.05]}`.
         select: Selection of a method's setting in a grid: "validation" shows the one with the
             highest validation accuracy, "all" shows all settings. Default: "validation" for a grid.
-        model: The model, as in `run`.
-        data: The dataset, as in `run`.
+        model, data: As in `run`.
         out: The output folder. Default: a temporary folder, see `Comparison.folder`.
         overwrite: Replace an earlier comparison in the output folder.
         quiet: Print no progress.
