@@ -15,7 +15,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "remanence"
 # packages and modules that work in folders which another person may have prepared
 CHECKED = (
-    "results", "rounds", "sweeps", "metrics", "reports", "diagnosis", "recipes", "exports.py",
+    "results", "rounds", "sweeps", "metrics", "reports", "diagnosis", "recipes", "analysis",
+    "exports.py",
     "api.py", "cli/recipes.py", "cli/summary.py", "flower/site.py", "flower/site_storage.py",
     "flower/secure_noise.py", "flower/coordinator.py", "flower/daemon_client.py",
 )  # fmt: skip

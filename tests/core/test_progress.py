@@ -196,3 +196,27 @@ def test_a_note_of_several_runs_is_logged_once(capsys: pytest.CaptureFixture[str
     for said in (capsys.readouterr().err, two.console.file.getvalue()):
         assert said.count("momentum has no effect") == 1
         assert said.count("round 1 diverged") == 3
+
+
+def test_the_time_left_counts_the_runs_that_come_later(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of 3 runs took 6 s: 9 rounds of these and 60 of single runs take 54 and 120 s."""
+    shown = LogProgress()
+    clock = iter([0.0, 6.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    shown.start("three seeds", 0, 10, 3, 60)
+    shown.round(line(1, 0.5))
+    assert capsys.readouterr().err.endswith(", 2 min 54 s left in all\n")
+
+
+def test_verbose_shows_every_round_and_why_replies_were_rejected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = make_progress(quiet=False, verbose=True)
+    shown.start("fedavg", 0, 1000)
+    for number in range(1, 51):
+        shown.round(line(number, 0.5, (9,) if number == 7 else ()))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 51
+    assert "round 7: client 9 rejected (weight): its weight is [red]0[/]" in lines

@@ -253,7 +253,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     again = rem.search("fedprox", around=0.1, out=tmp_path / "s", overwrite=True, **SMALL)
     assert again.comparison.cells[0]["method"] == "fedprox"
     rem.compare("fedavg", out=tmp_path / "c", **SMALL)
-    with pytest.raises(InputError, match="exists and is not empty"):
+    with pytest.raises(InputError, match="holds an earlier run"):
         rem.search("fedavg", around=0.1, out=tmp_path / "c", **SMALL)
 
 
