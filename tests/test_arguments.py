@@ -40,7 +40,8 @@ def test_signatures_and_docstrings_name_the_settings(function: Any, left_out: se
     names = set(argument_names()) - left_out
     assert names <= set(inspect.signature(function).parameters)
     lines = (inspect.getdoc(function) or "").splitlines()
-    documented = {line.strip().partition(":")[0] for line in lines if line.startswith("    ")}
+    heads = [line.partition(":")[0] for line in lines if line.startswith("    ")]
+    documented = {name.strip() for head in heads for name in head.split(",")}
     assert names <= documented
 
 

@@ -112,8 +112,9 @@ def test_workers_stack_networks_without_convolutions(monkeypatch: pytest.MonkeyP
         ("processes", 16, "captured"),
     ]
     assert choice[:1] + choice[3:5] == ("processes", "captured", 16)
-    assert choice.reason.endswith(
-        "sequential 10.00, vectorized 20.00, processes in stacks captured 3.00"
+    assert choice.reason == (
+        "processes in stacks captured: 3.00 ms per local step (sequential: 10.00 ms,"
+        " vectorized: 20.00 ms)"
     )
 
 
@@ -267,4 +268,6 @@ def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> Non
         experiment.task, make_work(experiment, first_state(experiment), 1), workload=Workload(2_000)
     )
     assert choice[:1] + choice[3:5] == ("processes", "eager", 1)
-    assert choice.reason.endswith("processes 5.00; steps could not be traced (no such operation)")
+    assert choice.reason.endswith(
+        "per local step (sequential: 10.00 ms); steps could not be traced (no such operation)"
+    )
