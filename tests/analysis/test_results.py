@@ -191,6 +191,13 @@ def test_results_and_folders_are_taken_alike(
             rem.diagnose(wrong)  # type: ignore[arg-type]
 
 
+def test_nothing_is_refused_and_results_name_their_folder(run: rem.RunResult) -> None:
+    for use in (rem.diagnose, rem.report):
+        with pytest.raises(rem.InputError, match="give at least one run"):
+            use([])
+    assert repr(run) == f"RunResult('{run.folder}')"
+
+
 def test_evaluation_takes_names_and_objects(run: rem.RunResult) -> None:
     by_folder = rem.evaluate(run.folder)
     assert by_folder["accuracy"] == run.accuracy

@@ -65,6 +65,9 @@ class _Views:
         """
         return page.write_report([self._result], None if out is None else Path(out))
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._result.folder)!r})"
+
     @property
     def _result(self) -> AnyResult:
         assert isinstance(self, RunResult | ComparisonResult)
@@ -211,6 +214,8 @@ def open_result(result: ResultOrFolder) -> AnyResult:
 def open_results(results: ResultOrFolder | Sequence[ResultOrFolder]) -> list[AnyResult]:
     """Runs and comparisons, from one of them or several, each as itself or as its folder."""
     if isinstance(results, Sequence) and not isinstance(results, str):
+        if not results:
+            raise InputError("no runs are given: give at least one run, comparison or folder")
         return [open_result(result) for result in results]
     return [open_result(results)]
 
