@@ -174,6 +174,7 @@ def export(
     if kind in TRACKERS:
         return export_scalars([run], out or run.files / "export" / kind, kind)
     exported = export_model(run, out, kind, module, client)
+    exported.warn(stacklevel=3)
     return exported.files
 
 
@@ -182,6 +183,11 @@ class ExportedModel(NamedTuple):
 
     files: list[Path]
     checkpoint: LoadedCheckpoint | None
+
+    def warn(self, stacklevel: int) -> None:
+        """Warn where the model is not from the newest checkpoint."""
+        if self.checkpoint is not None and self.checkpoint.skipped:
+            warnings.warn(self.checkpoint.describe(), SkippedCheckpoint, stacklevel=stacklevel)
 
 
 def export_model(
@@ -208,8 +214,6 @@ def export_model(
             f" {str(error).splitlines()[0]}): use safetensors"
         ) from error
     description = _describe_model(run) | describe_checkpoint(checkpoint)
-    if checkpoint.skipped:
-        warnings.warn(checkpoint.describe(), SkippedCheckpoint, stacklevel=3)
     files["model.json"] = (json.dumps(description, indent=2) + "\n").encode()
     with translate_disk_errors(folder):
         for name, content in files.items():

@@ -121,7 +121,9 @@ def export(
     opened = open_trusted(result, allow_code or format in TRACKERS)  # metrics need no model
     if format in TRACKERS:
         return ExportedModel(exports.export(opened, folder, format), None)
-    return exports.export_model(opened, folder, format, model, client)
+    done = exports.export_model(opened, folder, format, model, client)
+    done.warn(stacklevel=3)
+    return done
 
 
 def open_trusted(result: ResultOrFolder, allow_code: bool) -> AnyResult:

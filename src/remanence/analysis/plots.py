@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remanence.core.errors import InputError, unknown
 from remanence.metrics.groups import Group, group_runs, mean_curve, metric_curve
@@ -45,8 +45,7 @@ def plot_curves(results: Sequence[Run | Comparison], value: str, ax: Axes | None
     ax.set_xlabel("round")
     ax.set_ylabel(value.replace("_", " "))
     ax.set_title(shorten(groups[0].label) if len(groups) == 1 else "")
-    if value in SHARES:
-        ax.yaxis.set_major_formatter(_percent())
+    _set_ticks(ax, value in SHARES)
     ax.legend(frameon=False)
     return ax
 
@@ -87,7 +86,10 @@ def _new_axes() -> Axes:
     return pyplot.subplots(figsize=(6.4, 3.8), layout="constrained")[1]
 
 
-def _percent() -> Any:
-    from matplotlib.ticker import PercentFormatter
+def _set_ticks(ax: Axes, percent: bool) -> None:
+    """Whole rounds, and shares as percentages."""
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    return PercentFormatter(xmax=1, decimals=0)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if percent:
+        ax.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))

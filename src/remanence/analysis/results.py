@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,9 @@ from remanence.sweeps.search_result import SearchResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+WIDTH = 100  # characters of a line of text
 
 
 class _Views:
@@ -141,7 +145,7 @@ class BestMethod:
         return self.label is not None
 
     def __str__(self) -> str:
-        return self.reason
+        return textwrap.fill(self.reason, WIDTH)
 
 
 class ComparisonResult(_Views, folders.Comparison):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from remanence.cli.options import FORMATS, AllowCode, AsJson, Client, DataDir, Folders
-from remanence.core.errors import NOTHING_LEARNED
+from remanence.core.errors import NOTHING_LEARNED, SkippedCheckpoint
 from remanence.results.manifest import LoadedCheckpoint
 
 
@@ -131,7 +132,9 @@ def export(
     from remanence.analysis.actions import export as write
     from remanence.exports import describe_checkpoint
 
-    files, checkpoint = write(folder, kind, out, client=client, allow_code=allow_code)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkippedCheckpoint)  # printed below
+        files, checkpoint = write(folder, kind, out, client=client, allow_code=allow_code)
     if as_json:
         read = {} if checkpoint is None else describe_checkpoint(checkpoint)
         print(json.dumps({"files": [str(path) for path in files], **read}))

@@ -16,7 +16,7 @@ from remanence.cli.flower import app as flower_app
 from remanence.cli.options import LISTS, AsJson
 from remanence.cli.recipes import reproduce, results
 from remanence.cli.runs import compare, demo, resume, run, search
-from remanence.core.errors import INTERRUPTED, LearnedNothing, RemanenceError, SkippedCheckpoint
+from remanence.core.errors import INTERRUPTED, LearnedNothing, RemanenceError
 from remanence.version import __version__
 
 # typer has a copy of click of its own since 0.26: the class must be the one that it raises
@@ -137,8 +137,8 @@ def main() -> None:
     """Entry point. A mistake of the user is one sentence and exit code 2, never a traceback."""
     try:
         with warnings.catch_warnings():
-            for category in (LearnedNothing, SkippedCheckpoint):  # commands print these themselves
-                warnings.simplefilter("ignore", category)
+            # commands print these themselves
+            warnings.simplefilter("ignore", LearnedNothing)
             # typer turns Ctrl-C and typer.Exit into a return value instead of raising
             code = app(standalone_mode=False) or 0
         if code == INTERRUPTED:

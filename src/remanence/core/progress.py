@@ -67,7 +67,10 @@ class TimeLeft:
         self.last, self.since, self.prepared = number, now, False
         if not self.rounds:
             return ""
-        left = duration(self.seconds / self.rounds * (self.total - number + self.rest))
+        rounds = self.total - number + self.rest
+        if not rounds:
+            return ""
+        left = duration(self.seconds / self.rounds * rounds)
         return f"{left} left in all" if self.rest else f"{left} left"
 
 
