@@ -70,7 +70,7 @@ def run(
         method: The method, as text or as an object such as `fedprox(mu=0.1) + wsm()`.
         model: The model, as text or as an `nn.Module`.
         data: The dataset, as text, or a `Dataset` with labels.
-        out: The output folder. Default: a temporary folder, see `Run.folder`.
+        out: The output folder. Default: a temporary folder, see `RunResult.folder`.
         overwrite: Replace an earlier run in the output folder.
         quiet: Print no progress.
         verbose: Print a line for every round, with all rejections.
@@ -81,7 +81,7 @@ def run(
 
     Returns:
         The finished run. Where it learned nothing or diverged, a `LearnedNothing` warning says
-        why, and so do `Run.learned` and `Run.warnings`.
+        why, and so do `RunResult.learned` and `RunResult.warnings`.
 
     Raises:
         InputError: A setting or a combination of settings is invalid.
@@ -130,7 +130,7 @@ def compare(
         select: Selection of a method's setting in a grid: "validation" shows the one with the
             highest validation accuracy, "all" shows all settings. Default: "validation" for a grid.
         model, data: As in `run`.
-        out: The output folder. Default: a temporary folder, see `Comparison.folder`.
+        out: The output folder. Default: a temporary folder, see `ComparisonResult.folder`.
         overwrite: Replace an earlier comparison in the output folder.
         quiet: Print no progress.
         verbose: As in `run`.

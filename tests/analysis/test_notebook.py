@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import remanence as rem
+
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 MISTAKE = 'rem.run(method="fedavgg")'
 
@@ -59,3 +61,21 @@ def test_a_mistake_is_a_sentence(cells: list[Any]) -> None:
     (error,) = outputs_of(cells, MISTAKE)
     (sentence,) = error.traceback
     assert sentence.startswith("InputError: unknown method 'fedavgg': did you mean fedavg or ")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rem.run(cli", "clients="),
+        ("rem.compare(['fedavg'], part", "partition="),
+        ("rem.Experiment(batch", "batch_size="),
+        ("rem.methods.sca", ".scaffold"),
+    ],
+)
+def test_a_notebook_completes_settings_and_methods(text: str, expected: str) -> None:
+    completer = pytest.importorskip(
+        "IPython.core.completer", reason="the extra remanence-fl[dev] is not installed"
+    )
+    names = completer.IPCompleter(namespace={"rem": rem}, use_jedi=False)
+    with completer.provisionalcompleter():
+        assert expected in {found.text for found in names.completions(text, len(text))}
