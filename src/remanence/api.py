@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from torch import nn
-from torch.utils.data import Dataset
 
 from remanence.analysis.actions import open_trusted
 from remanence.analysis.results import ComparisonResult, RunResult
@@ -53,7 +52,7 @@ def run(
     *,
     method: str | Method | Part | None = None,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -109,7 +108,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     select: str | None = None,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -172,7 +171,7 @@ def search(
     experiment: ExperimentInput = None,
     seeds: int | Sequence[int] = 1,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -232,7 +231,7 @@ def resume(
     rounds: int | None = None,
     method: Method | Part | Sequence[Method | Part] | None = None,
     model: nn.Module | None = None,
-    data: ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     quiet: bool = False,
     verbose: bool = False,
     time_limit: float | None = None,
@@ -256,7 +255,7 @@ def resume(
     """
     found = open_trusted(folder, allow_code)
     objects, _ = _objects(None, model, data)
-    own = _own_methods(method or ())
+    given = _methods_by_text(method)
     progress = _progress(found.folder, quiet, verbose)
     limit = TimeLimit(time_limit)
     if isinstance(found, ComparisonResult):
@@ -270,10 +269,10 @@ def resume(
             again = resume_search(found.folder, progress=progress, time_limit=limit, **objects)
             return SearchResult(ComparisonResult(again.comparison.files))
         done = resume_comparison(
-            found.folder, progress=progress, time_limit=limit, own=own, **objects
+            found.folder, progress=progress, time_limit=limit, methods=given, **objects
         )
         return _warn(ComparisonResult(done.files, done.resumptions))
-    objects["method"] = next(iter(own.values()), None)
+    objects["method"] = next(iter(given.values()), None)
     run = resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
     return _warn(RunResult(run.files, run.resumed))
 
@@ -295,23 +294,30 @@ def _plan_points(
     grid: Mapping[str, Sequence[Any]],
 ) -> list[GridPoint]:
     """Plan the runs of a comparison; the arguments are those of `compare`."""
-    names = (
-        [
-            name.strip()
-            for part in methods.split(";")
-            for name in split_top_level(part)
-            if name.strip()
-        ]
-        if isinstance(methods, str)
-        else [m if isinstance(m, str) else describe(_as_method(m)) for m in _as_list(methods)]
-    )
+    given = [methods] if isinstance(methods, Method | Part) else methods
+    if isinstance(given, str):
+        texts = [text for part in given.split(";") for text in split_top_level(part)]
+        given = [text.strip() for text in texts if text.strip()]
+    objects = _methods_by_text(given)
+    names = [method if isinstance(method, str) else describe(_method(method)) for method in given]
     numbers = _seed_list(seeds, "a comparison")
     keys = {}
     for name, values in grid.items():
         if not values:
             raise InputError(f"the grid gives no values for {name}: write --grid {name}=0.1,0.05")
         keys[FLAGS.get(name, name)] = list(values)
-    return plan_grid(base, changes, names, numbers, keys, _own_methods(methods))
+    return plan_grid(base, changes, names, numbers, keys, objects)
+
+
+def _method(method: Method | Part) -> Method:
+    return Method((method,)) if isinstance(method, Part) else method
+
+
+def _methods_by_text(methods: Any) -> dict[str, Method]:
+    """The methods that are objects, by the text that describes them."""
+    several = methods if isinstance(methods, list | tuple) else [methods]
+    objects = (_method(m) for m in several if isinstance(m, Method | Part))
+    return {describe(method): method for method in objects}
 
 
 def _seed_list(seeds: int | Sequence[int], user: str) -> list[int]:
@@ -345,26 +351,12 @@ def _output_folder(out: str | Path | None) -> Path:
     return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
 
 
-def _own_methods(methods: MethodInput | Sequence[MethodInput]) -> dict[str, Method]:
-    """The methods that were given as objects, by their descriptions."""
-    found = [_as_method(m) for m in _as_list(methods) if isinstance(m, Part | Method)]
-    return {describe(method): method for method in found}
-
-
-def _as_list(methods: MethodInput | Sequence[MethodInput]) -> Sequence[MethodInput]:
-    return [methods] if isinstance(methods, str | Method | Part) else methods
-
-
-def _as_method(method: Method | Part) -> Method:
-    return Method((method,)) if isinstance(method, Part) else method
-
-
 def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate objects from names. In the experiment, an object is replaced by a description."""
     objects: dict[str, Any] = {"method": None, "module": None, "source": None}
     names: dict[str, Any] = {}
     if isinstance(method, Part | Method):
-        objects["method"] = _as_method(method)
+        objects["method"] = _method(method)
         names["method"] = describe(objects["method"])
     elif method is not None:
         names["method"] = method
@@ -376,13 +368,11 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
         objects["module"], names["model"] = model, type(model).__name__
     elif model is not None:
         names["model"] = model
-    if isinstance(data, ArrayDataset):
-        objects["source"], names["data"] = data, data.name
-    elif data is not None and not isinstance(data, str | Path):
-        objects["source"] = from_dataset(data)
-        names["data"] = type(data).__name__
-    elif data is not None:
+    if isinstance(data, str | Path):
         names["data"] = str(data)
+    elif data is not None:
+        objects["source"] = data if isinstance(data, ArrayDataset) else from_dataset(data)
+        names["data"] = objects["source"].name
     return objects, names
 
 

@@ -6,7 +6,7 @@ Every combination is a run with a folder of its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,16 +51,17 @@ class GridPoint:
     condition: str  # those of them that validation data do not select
     seed: int
     config: Experiment
-    own: Method | None = None  # a method that was given as an object
+    given: Method | None = None  # an object in place of the method that the settings name
 
 
+@preserve_process_state()
 def plan_grid(
     base: Mapping[str, Any],
     changes: Mapping[str, Any],
     methods: Sequence[str],
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
-    own: Mapping[str, Method] | None = None,
+    objects: Mapping[str, Method] | None = None,
 ) -> list[GridPoint]:
     """Every combination, checked.
 
@@ -73,13 +74,12 @@ def plan_grid(
         seeds: Of each method and setting.
         grid: Values by key, a setting or an option of a part such as `fedprox.mu`; every
             combination is a run.
-        own: Methods that were given as objects, by their descriptions.
+        objects: Methods that were given as objects, by their text in `methods`.
 
     Raises:
         InputError: The runs would not differ as their labels say, or a setting is invalid.
     """
-    _check_lists(methods, seeds, {*changes, *grid})
-    check_axes(methods, grid)
+    _check_plan(methods, seeds, changes, grid)
     settings = {method: expand(method, grid) for method in methods}
     count = sum(map(len, settings.values())) * len(seeds)
     if count > MAX_RUNS:
@@ -89,41 +89,44 @@ def plan_grid(
         )
     cells = []
     for method, setting in ((m, setting) for m in methods for setting in settings[m]):
+        given = (objects or {}).get(method)
+        if given is not None and setting.method != method:
+            raise InputError(
+                f"the grid varies an option of {method}, which is given as an object: give it as"
+                " text, or give one object for each value"
+            )
         fixed = {**changes, **setting.changes, "method": setting.method}
         for seed in seeds:
             config = parse_experiment(base, {**fixed, "seed": seed})
             name = folder_name(f"{method} {setting.text} seed{seed}")
-            cells.append(
-                GridPoint(
-                    name,
-                    method,
-                    setting.text,
-                    setting.condition,
-                    seed,
-                    config,
-                    (own or {}).get(setting.method),
-                )
-            )
-        check_names(cells[-1].config, cells[-1].own)
+            texts = (setting.text, setting.condition)
+            cells.append(GridPoint(name, method, *texts, seed, config, given))
+        check_names(cells[-1].config, given)
     names = Counter(cell.name for cell in cells)
     return [
         c if names[c.name] == 1 else replace(c, name=f"{c.name}-{i}") for i, c in enumerate(cells)
     ]
 
 
-def _check_lists(methods: Sequence[str], seeds: Sequence[int], keys: Collection[str]) -> None:
-    """Refuse no methods, repeated methods and seeds, and settings that are lists of their own."""
+def _check_plan(
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    changes: Mapping[str, Any],
+    grid: Mapping[str, Sequence[Any]],
+) -> None:
+    """Refuse what is given twice, or as a setting where it is an axis."""
     if not methods:
         raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
     repeated = [method for method in methods if methods.count(method) > 1]
     if repeated:
         raise InputError(f"method {repeated[0]!r} is given twice: write it once")
     for key, option in (("method", "--methods"), ("seed", "--seeds")):
-        if key in keys:
+        if key in changes or key in grid:
             raise InputError(f"a comparison does not take {key} as a setting: use {option}")
     twice = next((seed for place, seed in enumerate(seeds) if seed in seeds[:place]), None)
     if twice is not None:
         raise InputError(f"seed {twice} is given twice: write it once")
+    check_axes(methods, grid)
 
 
 @preserve_process_state()
@@ -161,7 +164,7 @@ def start_comparison(
         )
     check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     # one engine for all runs, so that only the method differs between them
-    first = build(cells[0].config, method=cells[0].own, module=module, source=source)
+    first = build(cells[0].config, method=cells[0].given, module=module, source=source)
     check_disk(first.resources, out, len(cells))
     workload = workload_of([cell.config for cell in cells])
     _, choice = resolve_engine(first, progress, workload=workload)
@@ -225,19 +228,12 @@ def resume_comparison(
     *,
     progress: Progress,
     time_limit: TimeLimit,
-    own: Mapping[str, Method] | None = None,
+    methods: Mapping[str, Method] | None = None,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
-    """Resume the runs that are unfinished and start those that are missing.
-
-    Args:
-        folder: Of the comparison.
-        progress: Prints.
-        time_limit: The time limit.
-        own: Methods that were given as objects, by their descriptions.
-        module: Takes the place of the network.
-        source: Takes the place of the data.
+    """Resume the runs that are unfinished and start those that are missing; `methods` are those
+    that were given as objects, by their text.
     """
     folder = SafePath.of(folder)
     plan = Comparison(folder).plan
@@ -250,11 +246,10 @@ def resume_comparison(
             c.get("setting", ""),
             c.get("condition", ""),
             c["seed"],
-            config,
-            (own or {}).get(config.method),
+            parse_experiment(plan["experiments"][c["name"]]),
+            (methods or {}).get(c["method"]),
         )
         for c in plan["cells"]
-        for config in [parse_experiment(plan["experiments"][c["name"]])]
     ]
     choice = _read_choice(folder, plan)
     with translate_disk_errors(folder, resumable=True), lock(folder):
@@ -301,7 +296,9 @@ def _run_grid(
             setting = f" {cell.setting}" if cell.setting else ""
             title = f"{cell.method}{setting}, seed {cell.seed}"
             runs.append(
-                QueuedRun(folder, cell.config, title, method=cell.own, number=number, of=len(cells))
+                QueuedRun(
+                    folder, cell.config, title, method=cell.given, number=number, of=len(cells)
+                )
             )
     resume_command = f"remanence resume {out}"
     return run_all(

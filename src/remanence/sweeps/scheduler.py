@@ -43,7 +43,7 @@ class QueuedRun:
     title: str
     # runs of one task use one engine, so that only the method differs between them
     task: str = ""
-    method: Method | None = None  # given as an object
+    method: Method | None = None  # an object in place of the method that the settings name
     number: int = 0  # from 1, among all runs of the command; 0: not shown
     of: int = 0  # their number
 
@@ -112,8 +112,9 @@ def _choose(runs: Sequence[QueuedRun], progress: Progress, objects: dict[str, An
             config.stack_size,
         )
     workload = workload_of([each.config for each in runs if each.task == run.task])
-    experiment = build(run.config, method=run.method, **objects)
-    return resolve_engine(experiment, progress, workload=workload)[1]
+    return resolve_engine(
+        build(run.config, method=run.method, **objects), progress, workload=workload
+    )[1]
 
 
 def workload_of(configs: Sequence[Experiment]) -> Workload:
@@ -150,7 +151,7 @@ def max_runs_per_stack(config: Experiment) -> int:
 
 
 def _run_one(run: QueuedRun, choice: EngineChoice, time_limit: TimeLimit, **given: Any) -> Run:
-    given |= {"method": run.method}
+    given["method"] = run.method
     if run.started:
         return resume_run(run.folder, time_limit=time_limit, title=run.title, **given)
     return start_run(
