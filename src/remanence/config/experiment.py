@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from remanence.config.arguments import Settings
 from remanence.config.keys import FLAGS, all_keys, sections
@@ -35,6 +35,8 @@ class Experiment(ExperimentSettings):
     Raises:
         InputError: A setting is unknown, or a value or a combination of values is invalid.
     """
+
+    model_config = ConfigDict(defer_build=False)  # pydantic would replace the signature later
 
     def __init__(self, /, **settings: Unpack[Settings]) -> None:
         self._fill(_nest(settings))

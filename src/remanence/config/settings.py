@@ -288,7 +288,7 @@ class CheckpointSettings(Section):
 class ExperimentSettings(Section):
     """The fields of `Experiment`, by section."""
 
-    model_config = ConfigDict(defer_build=True)  # when it is first used: importing stays fast
+    model_config = ConfigDict(defer_build=True)  # only `Experiment` is made: importing stays fast
 
     method: StrictStr = Field(
         default="fedavg", description="Method and losses joined by +, such as fedprox(mu=0.1)+wsm."
