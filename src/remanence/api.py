@@ -43,7 +43,6 @@ from remanence.sweeps.search_result import SearchResult
 
 Done = TypeVar("Done", RunResult, ComparisonResult)
 ExperimentInput = Experiment | str | Path | Mapping[str, Any] | None
-MethodInput = str | Method | Part
 
 
 @with_settings(RunSettings)
@@ -101,7 +100,7 @@ def run(
 
 @with_settings(CommonSettings)
 def compare(
-    methods: MethodInput | Sequence[MethodInput],
+    methods: str | Method | Part | Sequence[str | Method | Part],
     *,
     experiment: ExperimentInput = None,
     seeds: int | Sequence[int] = 1,
@@ -121,8 +120,8 @@ def compare(
     """Compare methods on the same data with the same sampled clients.
 
     Args:
-        methods: The methods, as a list of texts and objects such as `fedprox(mu=0.1) + wsm()`, or
-            as one text separated by commas or semicolons.
+        methods: The methods, as a list of texts and objects, or as text separated by commas or
+            semicolons.
         experiment: An `Experiment`, an experiment file, or nested dictionaries like one.
         seeds: Number of seeds (0, 1, ...), or a list of seeds.
         grid: Values of settings to try, by flag or dotted key: `{"lr": [0.1, 0.05]}`.
@@ -242,7 +241,7 @@ def resume(
     Args:
         folder: Its folder.
         rounds: Continue a run until this round in total. Default: the rounds of its experiment.
-        method: The method, if it was an object; of a comparison, a list of those that were.
+        method: The method, if it was an object; a list of them for a comparison.
         model: The model, if it was an object.
         data: The dataset, if it was an object.
         quiet: Print no progress.
@@ -289,7 +288,7 @@ def dated_folder(label: str) -> Path:
 def _plan_points(
     base: Mapping[str, Any],
     changes: Mapping[str, Any],
-    methods: MethodInput | Sequence[MethodInput],
+    methods: str | Method | Part | Sequence[str | Method | Part],
     seeds: int | Sequence[int],
     grid: Mapping[str, Sequence[Any]],
 ) -> list[GridPoint]:
@@ -355,7 +354,7 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
     """Separate objects from names. In the experiment, an object is replaced by a description."""
     objects: dict[str, Any] = {"method": None, "module": None, "source": None}
     names: dict[str, Any] = {}
-    if isinstance(method, Part | Method):
+    if isinstance(method, Method | Part):
         objects["method"] = _method(method)
         names["method"] = describe(objects["method"])
     elif method is not None:
