@@ -53,6 +53,7 @@ Quiet = Annotated[
         "-q",
         "--quiet",
         count=True,
+        metavar=" ",
         help="Print the results without progress; twice (-qq), print nothing.",
         show_default=False,
     ),
