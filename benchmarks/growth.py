@@ -32,7 +32,7 @@ import numpy as np
 from remanence.bench.machine import peak_of_process
 from remanence.config import parse_experiment
 from remanence.core.progress import NullProgress
-from remanence.report.theme import line_style
+from remanence.reports.theme import line_style
 from remanence.rounds.loop import start_run
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import plan_grid, start_comparison
@@ -229,7 +229,7 @@ def draw(points: Sequence[Point], file: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    from remanence.report.to_matplotlib import PAGE, STYLE, choose_fonts
+    from remanence.reports.to_matplotlib import PAGE, STYLE, choose_fonts
 
     titles = list(dict.fromkeys(point.of for point in points))
     style: Any = STYLE | {"font.family": choose_fonts(), "text.parse_math": True}

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "report"))
 
 from rich_runs import write_comparison
 
-from remanence.report.page import write_report
+from remanence.reports.page import write_report
 
 CHROMIUM = "/usr/bin/chromium"
 METHODS, SEEDS, ROUNDS, CLASSES = 6, 3, 200, 100

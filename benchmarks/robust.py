@@ -15,7 +15,7 @@ from pathlib import Path
 import remanence as rem
 from remanence.metrics.groups import group_runs
 from remanence.metrics.robustness import robustness_row
-from remanence.report.table_columns import percent
+from remanence.reports.table_columns import percent
 
 AGGREGATORS = (
     "",
@@ -44,7 +44,7 @@ def main(out: Path) -> None:
         overwrite=True,
         quiet=True,
     )
-    rem.write_report(out)
+    rem.report(out)
     rows = [robustness_row(group) for group in group_runs([done])]
     print(
         "| aggregator | attack | accuracy, % | rare classes, % | forgotten a round, points |"

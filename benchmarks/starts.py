@@ -95,11 +95,11 @@ def measure(network: str, options: argparse.Namespace) -> tuple[float, float, fl
     command = [sys.executable, "-m", "remanence"]
     with tempfile.TemporaryDirectory() as scratch:
         cache = Path(scratch, "cache")
-        run = [*command, "run", *settings_of(network, options, options.rounds), "--quiet"]
+        run = [*command, "run", *settings_of(network, options, options.rounds), "-qq"]
         (cold,) = seconds_until(run, Path(scratch, "cold"), [""], cache)
         (warm,) = seconds_until(run, Path(scratch, "warm"), [""], cache)
         compare = [*command, "compare", "--methods", f"fedavg,{SECOND_METHOD}", "--batch-runs", "1"]
-        compare += [*settings_of(network, options, 1), "--quiet"]
+        compare += [*settings_of(network, options, 1), "-qq"]
         names, other = ("fedavg", "fedprox"), Path(scratch, "other_cache")
         first, second = seconds_until(compare, Path(scratch, "two"), names, other)
     return cold, warm, second - first

@@ -24,7 +24,8 @@ QUICK: dict[str, Any] = {"rounds": 2, "clients": 4, "engine": "sequential", "qui
 def test_five_lines() -> None:
     run = rem.run(method="fedavg+wsm", data="digits", **QUICK)
     assert run.metrics[-1]["round"] == 2
-    assert 0 <= run.metrics[-1]["accuracy"] <= 1
+    assert run.accuracy == run.curve()[1][-1] != run.metrics[-1]["accuracy"]
+    assert set(run.per_class) == {f"{digit}" for digit in range(10)}
     assert run.model()(torch.zeros(3, 1, 8, 8)).shape == (3, 10)
     assert len(run.ledger.to_pandas()) == 2 * 2 * 10  # rounds x splits x classes
 
@@ -68,7 +69,7 @@ def test_a_module_and_a_dataset_of_ones_own(tmp_path: Path) -> None:
     logits = trained((x - x.mean(0)) / x.std(0))
     assert (logits.argmax(1) == (x[:, 0] > 0).long()).float().mean() > 0.9
     more = rem.resume(tmp_path / "r", rounds=16, model=net, data=data, quiet=True)
-    assert isinstance(more, rem.Run)
+    assert isinstance(more, rem.RunResult)
     assert more.metrics[-1]["round"] == 16
 
 
@@ -126,5 +127,6 @@ def test_importing_the_package_does_not_import_torch() -> None:
 
 
 def test_the_tables_and_the_names_agree() -> None:
-    assert set(dir(rem)) >= {"run", "compare", "load", "write_report", "resume"}
+    assert set(dir(rem)) >= {"run", "compare", "load", "report", "resume"}
+    assert all(getattr(rem, name) is not None for name in rem.__all__)
     assert all(callable(source) for source in DATASETS.values())

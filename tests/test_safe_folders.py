@@ -15,7 +15,8 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "remanence"
 # packages and modules that work in folders which another person may have prepared
 CHECKED = (
-    "results", "rounds", "sweeps", "metrics", "report", "diagnosis", "recipes", "export.py",
+    "results", "rounds", "sweeps", "metrics", "reports", "diagnosis", "recipes", "analysis",
+    "exports.py",
     "api.py", "cli/recipes.py", "cli/summary.py", "flower/site.py", "flower/site_storage.py",
     "flower/secure_noise.py", "flower/coordinator.py", "flower/daemon_client.py",
 )  # fmt: skip
@@ -39,12 +40,12 @@ MODULES = ("shutil.",)
 EXCEPTIONS = {
     # the package's own files
     "recipes/loader.py": {"iterdir", "read_text"},
-    "report/live.py": {"read_bytes"},
-    "report/page.py": {"read_text"},
+    "reports/live.py": {"read_bytes"},
+    "reports/page.py": {"read_text"},
     # a picture in memory
     "recipes/figure_plots.py": {"open"},
     # a temporary folder of this process, since torch's writers take paths
-    "export.py": {"torch.jit.save", "torch.onnx.export", "iterdir", "read_bytes"},
+    "exports.py": {"torch.jit.save", "torch.onnx.export", "iterdir", "read_bytes"},
     # the folder of the socket, in the system's folder of temporary files
     "flower/daemon_client.py": {"mkdir", "lstat"},
 }

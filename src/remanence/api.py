@@ -8,184 +8,199 @@ import warnings
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from torch import nn
-from torch.utils.data import Dataset
 
+from remanence.analysis.actions import open_trusted
+from remanence.analysis.results import ComparisonResult, RunResult
 from remanence.config import (
     FLAGS,
+    CommonSettings,
+    Experiment,
+    RunSettings,
     changes_from_flags,
-    forbid_import_path,
     parse_experiment,
     read_file,
+    with_settings,
 )
 from remanence.core.compose import describe
 from remanence.core.errors import InputError, LearnedNothing
 from remanence.core.expressions import split_top_level
 from remanence.core.files import folder_name
-from remanence.core.progress import make_progress
+from remanence.core.log_file import LoggedProgress
+from remanence.core.progress import Progress, make_progress
 from remanence.core.safe_path import SafePath
 from remanence.core.slots import Method, Part
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset
-from remanence.results.run import SEARCH, Comparison, Run, load
+from remanence.results.run import SEARCH
 from remanence.rounds.loop import resume_run, start_run
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import GridPoint, plan_grid, resume_comparison, start_comparison
 from remanence.sweeps.search import SearchSpace, resume_search, search_values
 from remanence.sweeps.search_result import SearchResult
 
-Done = TypeVar("Done", Run, Comparison)
+Done = TypeVar("Done", RunResult, ComparisonResult)
+ExperimentInput = Experiment | str | Path | Mapping[str, Any] | None
 
 
+@with_settings(RunSettings)
 def run(
-    experiment: str | Path | Mapping[str, Any] | None = None,
+    experiment: ExperimentInput = None,
     *,
     method: str | Method | Part | None = None,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
+    verbose: bool = False,
     time_limit: float | None = None,
     set: Mapping[str, Any] | None = None,
-    **flags: Any,
-) -> Run:
+    **flags: Unpack[RunSettings],
+) -> RunResult:
     """Run one experiment.
 
     Args:
-        experiment: An experiment file, or nested dictionaries like one. Default: the default
-            settings.
+        experiment: An `Experiment`, an experiment file, or nested dictionaries like one. Default:
+            the default settings.
         method: The method, as text or as an object such as `fedprox(mu=0.1) + wsm()`.
         model: The model, as text or as an `nn.Module`.
         data: The dataset, as text, or a `Dataset` with labels.
-        out: The output folder. Default: a temporary folder, see `Run.folder`.
+        out: The output folder. Default: a temporary folder, see `RunResult.folder`.
         overwrite: Replace an earlier run in the output folder.
         quiet: Print no progress.
+        verbose: Print a line for every round, with all rejections.
         time_limit: Seconds after which the run saves itself and raises `Stopped`.
         set: Settings to change, by dotted key: `{"local.batch_size": 16}`.
-        **flags: Settings to change, by the short names in `config.FLAGS`: `rounds=20`, `lr=0.1`.
+        **flags: Settings to change: `rounds=20`, `lr=0.1`, or a section such as
+            `local={"lr": 0.1, "drop_last": True}`:
 
     Returns:
         The finished run. Where it learned nothing or diverged, a `LearnedNothing` warning says
-        why, and so do `Run.learned` and `Run.warnings`.
+        why, and so do `RunResult.learned` and `RunResult.warnings`.
 
     Raises:
         InputError: A setting or a combination of settings is invalid.
     """
     objects, names = _objects(method, model, data)
-    changes = {**changes_from_flags(names | flags), **(set or {})}
-    return _warn(
-        start_run(
-            parse_experiment(_tree(experiment), changes),
-            _output_folder(out),
-            overwrite=overwrite,
-            progress=make_progress(quiet),
-            time_limit=TimeLimit(time_limit),
-            **objects,
-        )
+    changes = {**changes_from_flags({**names, **flags}), **(set or {})}
+    folder = _output_folder(out)
+    done = start_run(
+        parse_experiment(_tree(experiment), changes),
+        folder,
+        overwrite=overwrite,
+        progress=_progress(folder, quiet, verbose),
+        time_limit=TimeLimit(time_limit),
+        **objects,
     )
+    return _warn(RunResult(done.files))
 
 
+@with_settings(CommonSettings)
 def compare(
-    methods: str | Sequence[str],
+    methods: str | Method | Part | Sequence[str | Method | Part],
     *,
-    experiment: str | Path | Mapping[str, Any] | None = None,
+    experiment: ExperimentInput = None,
     seeds: int | Sequence[int] = 1,
     grid: Mapping[str, Sequence[Any]] | None = None,
     select: str | None = None,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
+    verbose: bool = False,
     time_limit: float | None = None,
     batch_runs: int = 0,
     set: Mapping[str, Any] | None = None,
-    **flags: Any,
-) -> Comparison:
+    **flags: Unpack[CommonSettings],
+) -> ComparisonResult:
     """Compare methods on the same data with the same sampled clients.
 
     Args:
-        methods: The methods, as a list, or as text separated by commas or semicolons.
-        experiment: An experiment file, or nested dictionaries like one.
+        methods: The methods, as a list of texts and objects, or as text separated by commas or
+            semicolons.
+        experiment: An `Experiment`, an experiment file, or nested dictionaries like one.
         seeds: Number of seeds (0, 1, ...), or a list of seeds.
         grid: Values of settings to try, by flag or dotted key: `{"lr": [0.1, 0.05]}`.
         select: Selection of a method's setting in a grid: "validation" shows the one with the
             highest validation accuracy, "all" shows all settings. Default: "validation" for a grid.
-        model: The model, as in `run`.
-        data: The dataset, as in `run`.
-        out: The output folder. Default: a temporary folder, see `Comparison.folder`.
+        model, data: As in `run`.
+        out: The output folder. Default: a temporary folder, see `ComparisonResult.folder`.
         overwrite: Replace an earlier comparison in the output folder.
         quiet: Print no progress.
+        verbose: As in `run`.
         time_limit: Seconds after which the runs are saved and `Stopped` is raised.
         batch_runs: Maximum number of runs of a method (seeds and numeric settings) that the engine
             vectorized trains as one batch. 1: each run alone, 0: as many as fit.
         set: Settings to change, by dotted key.
-        **flags: Settings to change, by short name.
+        **flags: Settings to change, as in `run`:
 
     Returns:
         The finished comparison.
     """
     objects, names = _objects(None, model, data)
+    objects.pop("method")
     select = select or ("validation" if grid else "all")
     if select not in ("all", "validation"):
         raise InputError(f"select must be all or validation, not {select!r}")
-    changes = {**changes_from_flags(names | flags), **(set or {})}
+    changes = {**changes_from_flags({**names, **flags}), **(set or {})}
+    folder = _output_folder(out)
     done = start_comparison(
         _plan_points(_tree(experiment), changes, methods, seeds, grid or {}),
-        _output_folder(out),
+        folder,
         select=select,
         overwrite=overwrite,
-        progress=make_progress(quiet),
+        progress=_progress(folder, quiet, verbose),
         time_limit=TimeLimit(time_limit),
         batch_runs=batch_runs,
-        module=objects["module"],
-        source=objects["source"],
+        **objects,
     )
-    return _warn(done)
+    return _warn(ComparisonResult(done.files))
 
 
+@with_settings(CommonSettings)
 def search(
     method: str,
     *,
     around: float,
     key: str = "local.lr",
-    experiment: str | Path | Mapping[str, Any] | None = None,
+    experiment: ExperimentInput = None,
     seeds: int | Sequence[int] = 1,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
+    verbose: bool = False,
     time_limit: float | None = None,
     batch_runs: int = 0,
     set: Mapping[str, Any] | None = None,
-    **flags: Any,
+    **flags: Unpack[CommonSettings],
 ) -> SearchResult:
     """Search the best value of a numeric setting on validation data.
 
     Nine values are tried: the guess, and half magnitudes (factors of 3.16) up to two magnitudes
-    around it; more of them where the best is the largest or the smallest; at last quarter
-    magnitudes around the best. The best value has the highest validation accuracy, as a mean over
-    seeds. The test set is not used. The same call continues a search that is in the output folder.
+    around it; more where the best is at an end; at last quarter magnitudes around the best, which
+    has the highest validation accuracy, as a mean over seeds. The test set is not used. The same
+    call continues a search that is in the output folder.
 
     Args:
         method: The method, as text.
         around: The guess, above 0.
         key: The setting, by flag or dotted key, or an option of the method such as `fedprox.mu`.
-        experiment: An experiment file, or nested dictionaries like one.
+        experiment: As in `run`.
         seeds: Number of seeds (0, 1, ...), or a list of seeds. One separates no values.
-        model: The model, as in `run`.
-        data: The dataset, as in `run`.
+        model, data: As in `run`.
         out: The output folder. Default: a temporary folder, see `SearchResult.folder`.
         overwrite: Replace an earlier search in the output folder.
-        quiet: Print no progress.
+        quiet, verbose: As in `run`.
         time_limit: Seconds after which the runs are saved and `Stopped` is raised.
         batch_runs: As in `compare`.
         set: Settings to change, by dotted key.
-        **flags: Settings to change, by short name.
+        **flags: Settings to change, as in `run`:
 
     Returns:
         The finished search: `best` is the value, `tried` and `table()` say what was tried.
@@ -195,49 +210,54 @@ def search(
     """
     objects, names = _objects(None, model, data)
     objects.pop("method")
-    changes = {**changes_from_flags(names | flags), **(set or {})}
-    numbers = _seed_list(seeds, "a search")
-    return search_values(
+    changes = {**changes_from_flags({**names, **flags}), **(set or {})}
+    numbers, folder = _seed_list(seeds, "a search"), _output_folder(out)
+    found = search_values(
         SearchSpace(_tree(experiment), changes, method, numbers, key, around),
-        _output_folder(out),
+        folder,
         overwrite=overwrite,
-        progress=make_progress(quiet),
+        progress=_progress(folder, quiet, verbose),
         time_limit=TimeLimit(time_limit),
         batch_runs=batch_runs,
         **objects,
     )
+    return SearchResult(ComparisonResult(found.comparison.files))
 
 
 def resume(
     folder: str | Path,
     *,
     rounds: int | None = None,
-    method: Method | Part | None = None,
+    method: Method | Part | Sequence[Method | Part] | None = None,
     model: nn.Module | None = None,
-    data: ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     quiet: bool = False,
+    verbose: bool = False,
     time_limit: float | None = None,
     allow_code: bool = True,
-) -> Run | Comparison | SearchResult:
+) -> RunResult | ComparisonResult | SearchResult:
     """Continue a run, a comparison or a search that was interrupted.
 
     Args:
         folder: Its folder.
         rounds: Continue a run until this round in total. Default: the rounds of its experiment.
-        method: The method, if it was an object.
+        method: The method, if it was an object; a list of them for a comparison.
         model: The model, if it was an object.
         data: The dataset, if it was an object.
         quiet: Print no progress.
+        verbose: As in `run`.
         time_limit: Seconds after which it is saved and `Stopped` is raised.
         allow_code: Accept a model that is Python code to import.
 
     Returns:
         The run, comparison or search, with the same result as without the interruption.
     """
-    found = load_trusted(folder, allow_code)
-    objects, _ = _objects(method, model, data)
-    progress, limit = make_progress(quiet), TimeLimit(time_limit)
-    if isinstance(found, Comparison):
+    found = open_trusted(folder, allow_code)
+    objects, _ = _objects(None, model, data)
+    given = _methods_by_text(method)
+    progress = _progress(found.folder, quiet, verbose)
+    limit = TimeLimit(time_limit)
+    if isinstance(found, ComparisonResult):
         if rounds is not None:
             raise InputError(
                 f"{folder} is a comparison: --rounds can extend single runs only, such as"
@@ -245,13 +265,15 @@ def resume(
             )
         objects.pop("method")
         if SEARCH in found.plan:
-            return resume_search(found.folder, progress=progress, time_limit=limit, **objects)
-        return _warn(
-            resume_comparison(found.folder, progress=progress, time_limit=limit, **objects)
+            again = resume_search(found.folder, progress=progress, time_limit=limit, **objects)
+            return SearchResult(ComparisonResult(again.comparison.files))
+        done = resume_comparison(
+            found.folder, progress=progress, time_limit=limit, methods=given, **objects
         )
-    return _warn(
-        resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
-    )
+        return _warn(ComparisonResult(done.files, done.resumptions))
+    objects["method"] = next(iter(given.values()), None)
+    run = resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
+    return _warn(RunResult(run.files, run.resumed))
 
 
 def dated_folder(label: str) -> Path:
@@ -263,46 +285,38 @@ def dated_folder(label: str) -> Path:
     return parent / next(name for name in names if name not in taken)
 
 
-def load_trusted(folder: str | Path, allow_code: bool) -> Run | Comparison:
-    """Load a run or a comparison whose model will be built.
-
-    Args:
-        folder: The folder of the run or comparison.
-        allow_code: Accept a model that is Python code to import, `package.module:Class`. A folder
-            from another person must not decide which code runs.
-    """
-    found = load(folder)
-    if not allow_code:
-        for network in found.networks:
-            forbid_import_path(network, found.folder)
-    return found
-
-
 def _plan_points(
     base: Mapping[str, Any],
     changes: Mapping[str, Any],
-    methods: str | Sequence[str],
+    methods: str | Method | Part | Sequence[str | Method | Part],
     seeds: int | Sequence[int],
     grid: Mapping[str, Sequence[Any]],
 ) -> list[GridPoint]:
     """Plan the runs of a comparison; the arguments are those of `compare`."""
-    names = (
-        [
-            name.strip()
-            for part in methods.split(";")
-            for name in split_top_level(part)
-            if name.strip()
-        ]
-        if isinstance(methods, str)
-        else list(methods)
-    )
+    given = [methods] if isinstance(methods, Method | Part) else methods
+    if isinstance(given, str):
+        texts = [text for part in given.split(";") for text in split_top_level(part)]
+        given = [text.strip() for text in texts if text.strip()]
+    objects = _methods_by_text(given)
+    names = [method if isinstance(method, str) else describe(_method(method)) for method in given]
     numbers = _seed_list(seeds, "a comparison")
     keys = {}
     for name, values in grid.items():
         if not values:
             raise InputError(f"the grid gives no values for {name}: write --grid {name}=0.1,0.05")
         keys[FLAGS.get(name, name)] = list(values)
-    return plan_grid(base, changes, names, numbers, keys)
+    return plan_grid(base, changes, names, numbers, keys, objects)
+
+
+def _method(method: Method | Part) -> Method:
+    return Method((method,)) if isinstance(method, Part) else method
+
+
+def _methods_by_text(methods: Any) -> dict[str, Method]:
+    """The methods that are objects, by the text that describes them."""
+    several = methods if isinstance(methods, list | tuple) else [methods]
+    objects = (_method(m) for m in several if isinstance(m, Method | Part))
+    return {describe(method): method for method in objects}
 
 
 def _seed_list(seeds: int | Sequence[int], user: str) -> list[int]:
@@ -315,15 +329,21 @@ def _seed_list(seeds: int | Sequence[int], user: str) -> list[int]:
 def _warn(done: Done) -> Done:
     """Warn, at the line of the user's call, about runs that learned nothing or diverged."""
     for text in done.warnings:
-        name = f"{done.method} " if isinstance(done, Run) else ""
+        name = f"{done.method} " if isinstance(done, RunResult) else ""
         warnings.warn(f"{name}{text} ({done.folder})", LearnedNothing, stacklevel=3)
     return done
 
 
-def _tree(experiment: str | Path | Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _tree(experiment: ExperimentInput) -> Mapping[str, Any]:
+    if isinstance(experiment, Experiment):
+        return experiment.to_tree()
     if experiment is None or isinstance(experiment, Mapping):
         return experiment or {}
     return read_file(Path(experiment))
+
+
+def _progress(folder: Path, quiet: bool, verbose: bool) -> Progress:
+    return LoggedProgress(make_progress(quiet, verbose), SafePath.of(folder))
 
 
 def _output_folder(out: str | Path | None) -> Path:
@@ -334,24 +354,25 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
     """Separate objects from names. In the experiment, an object is replaced by a description."""
     objects: dict[str, Any] = {"method": None, "module": None, "source": None}
     names: dict[str, Any] = {}
-    if isinstance(method, Part):
-        method = Method((method,))
-    if isinstance(method, Method):
-        objects["method"], names["method"] = method, describe(method)
+    if isinstance(method, Method | Part):
+        objects["method"] = _method(method)
+        names["method"] = describe(objects["method"])
     elif method is not None:
         names["method"] = method
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise InputError(
+            f"model is the class {model.__name__}, not a model: write model={model.__name__}(...)"
+        )
     if isinstance(model, nn.Module):
         objects["module"], names["model"] = model, type(model).__name__
     elif model is not None:
         names["model"] = model
-    if isinstance(data, ArrayDataset):
-        objects["source"], names["data"] = data, data.name
-    elif data is not None and not isinstance(data, str | Path):
-        objects["source"] = from_dataset(data)
-        names["data"] = type(data).__name__
-    elif data is not None:
+    if isinstance(data, str | Path):
         names["data"] = str(data)
+    elif data is not None:
+        objects["source"] = data if isinstance(data, ArrayDataset) else from_dataset(data)
+        names["data"] = objects["source"].name
     return objects, names
 
 
-__all__ = ["compare", "dated_folder", "load_trusted", "resume", "run", "search"]
+__all__ = ["compare", "dated_folder", "resume", "run", "search"]

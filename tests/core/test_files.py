@@ -138,7 +138,7 @@ def test_a_run_of_ours_is_kept_unless_overwriting_was_asked_for(tmp_path: Path) 
     (folder / "comparison.toml").write_text("")
     with pytest.raises(
         InputError,
-        match=r"exists and is not empty: go on with remanence resume .*, start anew with"
+        match=r"holds an earlier run: finish it with remanence resume .*, start anew with"
         r" --overwrite, or choose",
     ):
         files.create_output_dir(folder, False, MARKS)
@@ -207,5 +207,5 @@ def test_an_output_folder_is_checked_without_changes(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text("")
     files.check_output_dir(tmp_path, True, MARKS)
     assert (tmp_path / "experiment.toml").exists()
-    with pytest.raises(InputError, match="exists and is not empty"):
+    with pytest.raises(InputError, match="holds an earlier run"):
         files.check_output_dir(tmp_path, False, MARKS)

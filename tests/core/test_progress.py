@@ -82,9 +82,9 @@ def test_about_twenty_lines_whatever_the_length(
 ) -> None:
     lines = run_lines(capsys, total)
     assert min(total, 19) <= len(lines) <= 22
-    assert lines[0].startswith(f"fedavg: round 1/{total}, accuracy 25.0%, ")
-    assert lines[-1].startswith(f"fedavg: round {total}/{total}, ")
-    assert all(text.endswith(" left") for text in lines)
+    assert lines[0].startswith(f"fedavg: round 1/{total}, accuracy 25.0%")
+    assert lines[-1].startswith(f"fedavg: round {total}/{total}")
+    assert [text.endswith(" left") for text in lines] == [True] * (len(lines) - 1) + [False]
 
 
 def test_a_rejection_is_always_shown(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +131,7 @@ def test_a_line_without_an_estimate(capsys: pytest.CaptureFixture[str]) -> None:
     compiling, first, second = capsys.readouterr().err.splitlines()
     assert compiling == "compiling"
     assert first == "fedavg: round 1/3, accuracy 50.0%"
-    assert second.endswith("accuracy 50.0%, 1 s left")
+    assert second == "fedavg: round 2/3, accuracy 50.0%, 1 s left"
 
 
 def test_a_second_run_starts_afresh(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,3 +196,27 @@ def test_a_note_of_several_runs_is_logged_once(capsys: pytest.CaptureFixture[str
     for said in (capsys.readouterr().err, two.console.file.getvalue()):
         assert said.count("momentum has no effect") == 1
         assert said.count("round 1 diverged") == 3
+
+
+def test_the_time_left_counts_the_runs_that_come_later(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of 3 runs took 6 s: 9 rounds of these and 60 of single runs take 54 and 120 s."""
+    shown = LogProgress()
+    clock = iter([0.0, 6.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    shown.start("three seeds", 0, 10, 3, 60)
+    shown.round(line(1, 0.5))
+    assert capsys.readouterr().err.endswith(", 2 min 54 s left in all\n")
+
+
+def test_verbose_shows_every_round_and_why_replies_were_rejected(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = make_progress(quiet=False, verbose=True)
+    shown.start("fedavg", 0, 1000)
+    for number in range(1, 51):
+        shown.round(line(number, 0.5, (9,) if number == 7 else ()))
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 51
+    assert "round 7: client 9 rejected (weight): its weight is [red]0[/]" in lines

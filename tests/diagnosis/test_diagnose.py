@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from diagnosis.small_runs import write_small_run
-from report.rich_runs import write_peers_run, write_server_run
+from reports.rich_runs import write_peers_run, write_server_run
 
 from remanence.cli.main import app
 from remanence.core import declarations

@@ -79,10 +79,7 @@ def test_a_short_run_takes_what_needs_no_preparation(monkeypatch: pytest.MonkeyP
     choice, tried = choose_with(monkeypatch, SLOW_LOOP, workload=Workload(1))
     assert tried == [("sequential", 0, "eager"), ("processes", 1, "eager")]
     assert choice[:1] + choice[3:5] == ("processes", "eager", 1)
-    assert (
-        choice.reason
-        == "processes: milliseconds a local step of one client: sequential 10.00, processes 5.00"
-    )
+    assert choice.reason == "processes: 5.00 ms per local step (sequential: 10.00 ms)"
 
 
 def test_what_is_hardly_faster_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,10 +97,7 @@ def test_a_longer_run_writes_steps_down(monkeypatch: pytest.MonkeyPatch) -> None
     choice, tried = choose_with(monkeypatch, SLOW_LOOP, workload=Workload(2_000))
     assert tried[2:] == [("processes", 1, "captured")]
     assert choice[:1] + choice[3:5] == ("processes", "captured", 1)
-    reason = (
-        "processes captured: milliseconds a local step of one client: sequential 10.00, processes 5.00,"
-        " processes captured 4.00"
-    )
+    reason = "processes captured: 4.00 ms per local step (sequential: 10.00 ms, processes: 5.00 ms)"
     assert choice.reason == reason
 
 
@@ -118,8 +112,9 @@ def test_workers_stack_networks_without_convolutions(monkeypatch: pytest.MonkeyP
         ("processes", 16, "captured"),
     ]
     assert choice[:1] + choice[3:5] == ("processes", "captured", 16)
-    assert choice.reason.endswith(
-        "sequential 10.00, vectorized 20.00, processes in stacks captured 3.00"
+    assert choice.reason == (
+        "processes in stacks captured: 3.00 ms per local step (sequential: 10.00 ms,"
+        " vectorized: 20.00 ms)"
     )
 
 
@@ -214,7 +209,7 @@ def test_a_long_run_of_a_heavy_network_compiles(monkeypatch: pytest.MonkeyPatch)
     assert choice.reason == (
         "processes compiled: one step takes 2.00 s, so the arithmetic decides and stacking"
         " cannot pay;"
-        " milliseconds a local step of one client: processes 1200.00, processes compiled 600.00"
+        " 600.00 ms per local step (processes: 1200.00 ms)"
     )
 
 
@@ -273,4 +268,6 @@ def test_what_falls_back_is_no_contender(monkeypatch: pytest.MonkeyPatch) -> Non
         experiment.task, make_work(experiment, first_state(experiment), 1), workload=Workload(2_000)
     )
     assert choice[:1] + choice[3:5] == ("processes", "eager", 1)
-    assert choice.reason.endswith("processes 5.00; steps could not be traced (no such operation)")
+    assert choice.reason.endswith(
+        "per local step (sequential: 10.00 ms); steps could not be traced (no such operation)"
+    )

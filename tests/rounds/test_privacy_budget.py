@@ -19,8 +19,8 @@ from remanence.core.errors import InputError
 from remanence.metrics.groups import group_runs
 from remanence.privacy import accountant as privacy
 from remanence.privacy.accountant import gaussian_epsilon
-from remanence.report.page import render_report
-from remanence.report.privacy import list_guarantees
+from remanence.reports.page import render_report
+from remanence.reports.privacy import list_guarantees
 from remanence.results.columns import NUMBERS
 from remanence.results.run import Run
 from remanence.rounds.loop import resume_run, start_run

@@ -72,7 +72,7 @@ def unusual_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.undo()
 
 
-def run_with_settings(out: Path, **flags: Any) -> rem.Run:
+def run_with_settings(out: Path, **flags: Any) -> rem.RunResult:
     changed = {"precision": "fp32", "deterministic": True, "threads": 1}
     return rem.run(out=out, set=changed, **(FLAGS | flags))
 

@@ -180,7 +180,7 @@ def test_clients_of_one_class_under_a_loss(tmp_path: Path, loss: str) -> None:
     changes |= {"clients.count": 4}
     said = said_by(tmp_path / "run", changes, source=one_class_each())
     run = rem.load(tmp_path / "run")
-    assert isinstance(run, rem.Run)
+    assert isinstance(run, rem.RunResult)
     if loss == "masked_ce":
         assert said == []
         assert run.learned
@@ -274,7 +274,7 @@ def test_a_comparison_goes_on_when_a_setting_diverges(tmp_path: Path) -> None:
     alone = rem.run(set=SMALL | {"engine": "vectorized"}, out=tmp_path / "alone", quiet=True)
     assert good.curve()[1] == alone.curve()[1]
     page = (tmp_path / "comparison").with_suffix(".html")
-    rem.write_report(done.folder, out=page)
+    rem.report(done.folder, out=page)
     first = page.read_text().split('<p class="first">')[1].split("</p>")[0]
     assert first.startswith("Warning: fedavg, lr=1e+30 learned nothing in 3 rounds")
 
@@ -292,7 +292,7 @@ def test_a_warm_up_counts_as_learning(tmp_path: Path) -> None:
     changes = {"method": "random", "rounds": 1, "round.weight_cap": 1}
     start_run(parse_experiment({}, SMALL | changes), tmp_path / "capped")
     run = rem.load(tmp_path / "capped")
-    assert isinstance(run, rem.Run)
+    assert isinstance(run, rem.RunResult)
     assert not run.learned
     start_run(parse_experiment({}, SMALL | changes | {"round.weight_cap": 1e9}), tmp_path / "run")
     assert rem.load(tmp_path / "run").learned

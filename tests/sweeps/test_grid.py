@@ -13,7 +13,7 @@ import tomli_w
 import remanence as rem
 from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
 from remanence.core.progress import NullProgress
-from remanence.report.tables import chosen_rows
+from remanence.reports.tables import chosen_rows
 from remanence.results.run import COMPARISON, RUNS, Comparison
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.grid import resume_comparison

@@ -92,8 +92,8 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[Any] = []
 
-    def start(self, title: str, done: int, total: int) -> None:
-        self.calls.append(("start", title, done, total))
+    def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None:
+        self.calls.append(("start", title, done, total, runs, later))
 
     def round(self, line: dict[str, Any]) -> None:
         self.calls.append(("round", line["round"]))
@@ -108,7 +108,7 @@ class Recorder:
 
 def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     recorder = Recorder()
-    shared = SharedProgress(recorder, "three seeds")
+    shared = SharedProgress(recorder, "three seeds", 3, 40)
     first, second = shared.for_run(), shared.for_run()
     first.start("seed 0", 0, 10)
     second.start("seed 1", 0, 10)
@@ -120,7 +120,7 @@ def test_the_first_run_speaks_for_all_and_the_others_only_of_trouble() -> None:
     second.finish()
     first.finish()
     assert recorder.calls == [
-        ("start", "three seeds", 0, 10),
+        ("start", "three seeds", 0, 10, 3, 40),
         ("round", 1),
         ("say", "seed 1: round 2, accuracy 50.0%, rejected: client 4 (not_finite)"),
         "finish",

@@ -13,7 +13,7 @@ import pytest
 import remanence as rem
 from remanence.core.errors import OUT_OF_TIME, InputError, Stopped
 from remanence.data import load_dataset
-from remanence.report.tables import chosen_rows
+from remanence.reports.tables import chosen_rows
 from remanence.results.run import COMPARISON, Comparison
 from remanence.sweeps import scheduler, search
 from remanence.sweeps.search import MAX_BEYOND, TABLE
@@ -63,7 +63,7 @@ def test_reports_and_rem_load_open_the_folder_and_name_the_same_value(tmp_path: 
     assert isinstance(loaded, Comparison)
     (row,) = chosen_rows(loaded)
     assert (row.setting, row.variants) == (f"lr={found.best}", len(found.tried))
-    assert rem.write_report(found.folder).is_file()
+    assert rem.report(found.folder).is_file()
     stored = json.loads((found.folder / TABLE).read_text())
     assert stored == json.loads(json.dumps(found.as_dict()))
     table = found.table().splitlines()
@@ -253,7 +253,7 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     again = rem.search("fedprox", around=0.1, out=tmp_path / "s", overwrite=True, **SMALL)
     assert again.comparison.cells[0]["method"] == "fedprox"
     rem.compare("fedavg", out=tmp_path / "c", **SMALL)
-    with pytest.raises(InputError, match="exists and is not empty"):
+    with pytest.raises(InputError, match="holds an earlier run"):
         rem.search("fedavg", around=0.1, out=tmp_path / "c", **SMALL)
 
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from report.conftest import write_comparison
-from report.rich_runs import write_peers_run, write_server_run
+from reports.conftest import write_comparison
+from reports.rich_runs import write_peers_run, write_server_run
 
 from remanence.attacks import parse_attacks
 from remanence.config import parse_experiment, read_file
@@ -43,8 +43,8 @@ from remanence.metrics.summary_rows import make_row
 from remanence.optimizers import LR_SCHEDULES, OPTIMIZERS
 from remanence.peers.availability import parse_availability
 from remanence.peers.topology import TOPOLOGIES
-from remanence.report.figures import FIGURES
-from remanence.report.summary_text import summarize_groups
+from remanence.reports.figures import FIGURES
+from remanence.reports.summary_text import summarize_groups
 from remanence.results.checkpoint import CheckpointStore
 from remanence.results.checkpoint_codec import as_tree, to_bytes
 from remanence.results.checkpoint_schema import check_schema

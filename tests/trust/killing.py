@@ -66,7 +66,7 @@ PLACES = {
         "data/batches.py",
         "rounds/loop.py",
     ),
-    "report": ("report/",),
+    "report": ("reports/",),
 }
 SCORING = {"score", "score_rows", "score_pairs", "tell_success"}
 

@@ -23,7 +23,7 @@ from trust.killing import in_child
 
 from remanence.config import parse_experiment
 from remanence.core.errors import INTERRUPTED, TERMINATED, InputError, RunFailed, Stopped
-from remanence.report import write_report
+from remanence.reports import write_report
 from remanence.results.run import EXPERIMENT, LEDGER, METRICS
 from remanence.rounds.loop import resume_run, start_run
 

@@ -23,8 +23,8 @@ from remanence.core import pytree
 from remanence.core.errors import NOTHING_LEARNED, CheckpointError, InputError, RemanenceError
 from remanence.core.files import sha256
 from remanence.core.safe_path import SafePath
-from remanence.export import evaluate, export
-from remanence.report import write_report
+from remanence.exports import evaluate, export
+from remanence.reports import write_report
 from remanence.results.checkpoint import MANIFEST, OWN, STATE, CheckpointStore
 from remanence.results.checkpoint_codec import from_bytes, to_bytes
 from remanence.results.run import CHECKPOINTS, CONFUSIONS, EXAMPLES, EXPERIMENT, LEDGER, METRICS

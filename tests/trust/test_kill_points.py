@@ -18,7 +18,7 @@ from trust.killing import count_lines, draw_points, killed
 
 from remanence.config import Experiment
 from remanence.recipes.reproduce import reproduce
-from remanence.report import write_report
+from remanence.reports import write_report
 from remanence.results.run import EXPERIMENT, Run
 from remanence.rounds.loop import resume_run, start_run
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from report.conftest import write_run
+from reports.conftest import write_run
 
 import remanence as rem
-from remanence.export import export
+from remanence.exports import export
 from remanence.flower.client_app import handle
 from remanence.flower.settings import read_site
 from remanence.flower.wire import WireMessage
 from remanence.recipes import results_pages
-from remanence.report import write_report
-from remanence.report.figure_files import write_figures
+from remanence.reports import write_report
+from remanence.reports.figure_files import write_figures
 
 LEFT = ".remanence-0123456789abcdef.tmp"
 OUTCOMES = Path(__file__).parents[2] / "docs" / "results" / "outcomes"

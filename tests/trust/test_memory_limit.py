@@ -23,7 +23,7 @@ from PIL import Image
 from rounds.test_resume import seeded_net, small_config
 from trust.mutations import bounded
 
-from remanence import export
+from remanence import exports
 from remanence.cli.main import app
 from remanence.config import parse_experiment
 from remanence.core.errors import InputError, RemanenceError
@@ -349,7 +349,7 @@ def test_checkpoints_with_holes(run: Run, name: str) -> None:
     with refused(rf"reading .*{'manifest' if name == MANIFEST else 'round-'}.* takes"):
         resume_run(run.folder, rounds=4, module=seeded_net())
     with refused(r"reading .* takes"):
-        export.evaluate(run, module=seeded_net())
+        exports.evaluate(run, module=seeded_net())
 
 
 def test_a_folder_sets_no_limit_for_its_own_files(run: Run) -> None:
@@ -403,7 +403,7 @@ def test_a_folder_that_names_a_large_model(tmp_path: Path, monkeypatch: pytest.M
     lines[at] = "model = \"mlp(hidden='99999,99999')\""
     path.write_text("\n".join(lines))
     with refused(r"run takes .* of it for its model"):
-        export.evaluate(Run(folder))
+        exports.evaluate(Run(folder))
 
 
 def test_tables_of_a_run(run: Run) -> None:

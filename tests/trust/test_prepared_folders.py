@@ -29,10 +29,10 @@ from trust.faults import record_trial
 import remanence as rem
 from remanence.core.errors import UnsafeFile
 from remanence.core.files import LOCK, sha256
-from remanence.export import evaluate, export
+from remanence.exports import evaluate, export
 from remanence.recipes.outcomes import OUTCOME, read_outcome
-from remanence.report import write_report
-from remanence.report.live_state import ReportState, find_results
+from remanence.reports import write_report
+from remanence.reports.live_state import ReportState, find_results
 from remanence.results.checkpoint import CheckpointStore, fingerprint
 from remanence.results.manifest import CHECKPOINTS, MANIFEST, OWN, STATE
 from remanence.results.run import COMPARISON, EXPERIMENT, LEDGER, METRICS, REPORT, RUNS

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from remanence.cli.options import AllowCode, AsJson, Client, DataDir, Folders
-from remanence.core.errors import NOTHING_LEARNED
+from remanence.cli.options import FORMATS, AllowCode, AsJson, Client, DataDir, Folders
+from remanence.core.errors import NOTHING_LEARNED, SkippedCheckpoint
 from remanence.results.manifest import LoadedCheckpoint
 
 
@@ -27,16 +28,22 @@ def report(
             help="Folder in which every figure is written as PDF, SVG and PNG, and every table.",
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            "--columns",
+            metavar="A;B",
+            help="Columns of the tables of results in that folder, separated by semicolons, such as"
+            ' "test accuracy; worst class". Default: all.',
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a self-contained HTML report about runs and comparisons."""
-    from remanence.report import write_report
+    from remanence.analysis.actions import report as write_report
 
-    if figures is not None:
-        from remanence.report.figure_files import write_figures
-        from remanence.results.run import load
-
-        write_figures([load(folder) for folder in folders], figures)
-    print(f"report: {write_report(*folders, out=out)}")
+    headings = [name.strip() for name in columns.split(";")] if columns else None
+    print(f"report: {write_report(folders, out, figures=figures, columns=headings)}")
     if figures is not None:
         print(f"figures: {figures}")
 
@@ -53,7 +60,7 @@ def watch(
     """Show a live report in the browser while runs train. It opens a port on the loopback
     network interface; only this machine can connect.
     """
-    from remanence.report.live import watch as serve
+    from remanence.reports.live import watch as serve
 
     serve(
         folders,
@@ -66,22 +73,15 @@ def diagnose(folders: Folders, as_json: AsJson = False) -> None:
     """Explain what was forgotten, where, whether it exceeds the noise between seeds, and which
     methods may help.
     """
-    from remanence.diagnosis import diagnose as examine
-    from remanence.diagnosis import render_text
-    from remanence.metrics.groups import group_runs
-    from remanence.report.phrases import list_warnings
-    from remanence.results.run import load
+    from remanence.analysis.actions import diagnose as examine
 
-    results = [load(folder) for folder in folders]
-    found = examine(results)
+    found = examine(folders)
     if as_json:
         from dataclasses import asdict
 
         print(json.dumps([asdict(diagnosis) for diagnosis in found], indent=2))
     else:
-        for text in list_warnings(group_runs(results)):
-            print(f"Warning: {text}")
-        print(render_text(found), end="")
+        print(found)
 
 
 def evaluate(
@@ -99,24 +99,10 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a test set."""
-    from remanence.api import load_trusted
-    from remanence.export import evaluate as evaluate_model
-    from remanence.export import load_test_data
+    from remanence.analysis.actions import evaluate as evaluate_model
 
-    done = load_trusted(folder, allow_code)
-    source = load_test_data(done, data, data_dir)
-    result = evaluate_model(done, source, client=client)
-    if as_json:
-        print(json.dumps({"warnings": done.warnings} | result))
-    else:
-        for text in done.warnings:
-            print(f"Warning: the run {text}")
-        print(
-            f"{result['evaluated']}: accuracy {_percent(result['accuracy'])}, loss"
-            f" {_loss(result['loss'])}, macro F1 {_percent(result['macro_f1'])}"
-        )
-        for name, value in zip(source.classes, result["per_class"], strict=True):
-            print(f"  {name:20s} {_percent(value)}")
+    result = evaluate_model(folder, data, data_dir=data_dir, client=client, allow_code=allow_code)
+    print(json.dumps({"warnings": result.warnings} | result) if as_json else result)
     _report_skipped(LoadedCheckpoint(result["round"], tuple(result["skipped"])))
 
 
@@ -131,6 +117,7 @@ def export(
             "--format",
             help="Format of the model: safetensors, torchscript or onnx; or of the metrics:"
             " tensorboard or mlflow.",
+            autocompletion=lambda: list(FORMATS),
         ),
     ] = "safetensors",
     out: Annotated[
@@ -142,15 +129,12 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the trained model, or the metrics over rounds, for use in other programs."""
-    from remanence.api import load_trusted
-    from remanence.export import TRACKERS, describe_checkpoint, export_model
-    from remanence.export import export as write
+    from remanence.analysis.actions import export as write
+    from remanence.exports import describe_checkpoint
 
-    done = load_trusted(folder, allow_code or kind in TRACKERS)  # metrics need no model
-    if kind in TRACKERS:
-        files, checkpoint = write(done, out, kind), None
-    else:
-        files, checkpoint = export_model(done, out, kind, client=client)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkippedCheckpoint)  # printed below
+        files, checkpoint = write(folder, kind, out, client=client, allow_code=allow_code)
     if as_json:
         read = {} if checkpoint is None else describe_checkpoint(checkpoint)
         print(json.dumps({"files": [str(path) for path in files], **read}))
@@ -168,11 +152,3 @@ def _report_skipped(checkpoint: LoadedCheckpoint) -> None:
         print(f"remanence: {checkpoint.describe()}", file=sys.stderr)
     if checkpoint.lost_everything:
         raise typer.Exit(NOTHING_LEARNED)
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}%"
-
-
-def _loss(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.4f}"

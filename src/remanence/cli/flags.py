@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic.fields import FieldInfo
 
 from remanence import config
 
@@ -73,7 +72,7 @@ def _flag(name: str) -> inspect.Parameter:
     kind = str if name in PARSED_AS_TEXT else _value_type(setting.annotation)
     option = typer.Option(
         "--" + name.replace("_", "-"),
-        help=_help(setting),
+        help=config.describe(setting),
         show_default=False,
         rich_help_panel=PANELS.get(config.FLAGS[name].partition(".")[0], "Experiment"),
     )
@@ -83,14 +82,6 @@ def _flag(name: str) -> inspect.Parameter:
         default=None,
         annotation=Annotated[kind | None, option],
     )
-
-
-def _help(setting: FieldInfo) -> str:
-    """The description of a setting with its default, unless it states the default in words."""
-    text, default = setting.description or "", setting.default
-    if default in (None, "") or "Default:" in text:
-        return text
-    return f"{text} Default: {'off' if default is False else default}."
 
 
 def _value_type(annotation: Any) -> type:

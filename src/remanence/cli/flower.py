@@ -65,10 +65,11 @@ def quickstart(
     train on digits, and stop all of them. They open ports on the loopback network interface.
     """
     require_flower()
+    from remanence.analysis.results import load
     from remanence.cli.summary import print_summary
     from remanence.flower.quickstart import run_quickstart
 
-    print_summary(
+    done = load(
         run_quickstart(
             out,
             method,
@@ -77,10 +78,9 @@ def quickstart(
             not insecure,
             overwrite,
             lambda line: print(line, flush=True),
-        ),
-        False,
-        False,
+        )
     )
+    print_summary(done, 0, False)
 
 
 @app.command()

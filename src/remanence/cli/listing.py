@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
+from pydantic.fields import FieldInfo
 
 from remanence import data
 from remanence.aggregators.robust import ROBUST
 from remanence.attacks import ATTACKS
-from remanence.config import Experiment
+from remanence.config import FLAGS, Experiment, all_settings
 from remanence.core import expressions
 from remanence.core.errors import unknown
 from remanence.data.concept_rules import CONCEPTS
@@ -63,8 +65,10 @@ def entries(table: str) -> list[dict[str, Any]]:
             {"name": name, "call": name, "options": {}, "description": description}
             for name, description in engines.items()
         ]
+    if table == "settings":
+        return [_setting(key, setting) for key, setting in all_settings().items()]
     if table not in TABLES:
-        raise unknown("list", table, [*TABLES, "engines"])
+        raise unknown("list", table, [*TABLES, "engines", "settings"])
     return [_entry(name, constructor, table) for name, constructor in sorted(TABLES[table].items())]
 
 
@@ -92,9 +96,21 @@ def show_partition(experiment: Experiment, out: Path | None, as_json: bool) -> N
     if table.clusters:
         _print_schedule(table)
     if out is not None:
-        from remanence.report.page import write_partition
+        from remanence.reports.page import write_partition
 
         print(write_partition(table, out))
+
+
+def _setting(key: str, setting: FieldInfo) -> dict[str, Any]:
+    default = "" if setting.default is None else tomli_w.dumps({key: setting.default})
+    value = default.partition(" = ")[2].strip()
+    flags = [f"--{flag.replace('_', '-')}" for flag, dotted in FLAGS.items() if dotted == key]
+    return {
+        "name": key,
+        "call": f"{key} = {value}" if value else key,
+        "options": {"default": setting.default, "flag": flags[0] if flags else None},
+        "description": (setting.description or "") + (f" Flag: {flags[0]}." if flags else ""),
+    }
 
 
 def _entry(name: str, constructor: Callable[..., Any], table: str) -> dict[str, Any]:

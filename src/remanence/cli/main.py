@@ -32,7 +32,6 @@ app = typer.Typer(
     " models forget, and prevent it.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     suggest_commands=not UsageError.__module__.startswith("click."),  # click itself suggests, too
     rich_markup_mode="rich",
@@ -77,7 +76,9 @@ def list_(
     table: Annotated[
         str | None,
         typer.Argument(
-            help=f"Table: {', '.join(LISTS)}. Default: the list of tables.", show_default=False
+            help=f"Table: {', '.join(LISTS)}. Default: the list of tables.",
+            show_default=False,
+            autocompletion=lambda: list(LISTS),
         ),
     ] = None,
     as_json: AsJson = False,

@@ -25,7 +25,10 @@ LISTS = {
     "optimizers": "of the clients",
     "schedules": "of the learning rate",
     "engines": "how the clients of a round are trained",
+    "settings": "of an experiment file, with defaults",
 }
+# of `remanence export`; a test compares them with those of `exports`
+FORMATS = ("safetensors", "torchscript", "onnx", "tensorboard", "mlflow")
 
 Folders = Annotated[list[Path], typer.Argument(help="Folders of runs and comparisons.")]
 OutFolder = Annotated[
@@ -43,7 +46,22 @@ Sets = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace an earlier run in the output folder.")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print neither progress nor results.")]
+SILENT = 2  # times --quiet
+Quiet = Annotated[
+    int,
+    typer.Option(
+        "-q",
+        "--quiet",
+        count=True,
+        metavar=" ",
+        help="Print the results without progress; twice (-qq), print nothing.",
+        show_default=False,
+    ),
+]
+Verbose = Annotated[
+    bool,
+    typer.Option("-v", "--verbose", help="Print a line for every round, with all rejections."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 AllowCode = Annotated[
     bool,

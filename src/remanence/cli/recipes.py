@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from remanence import config
-from remanence.cli.options import AsJson, BatchRuns, DataDir, Quiet, Sets, TimeLimitSeconds
+from remanence.cli.options import SILENT, AsJson, BatchRuns, DataDir, Quiet, Sets, TimeLimitSeconds
 from remanence.cli.summary import exit_unless_learned
 from remanence.core.errors import InputError
 
@@ -79,7 +79,7 @@ def reproduce(
     batch_runs: BatchRuns = 0,
     set_: Sets = None,
     time_limit: TimeLimitSeconds = None,
-    quiet: Quiet = False,
+    quiet: Quiet = 0,
     as_json: AsJson = False,
 ) -> None:
     """Reproduce a table or figure of a paper, with the published numbers beside ours."""
@@ -113,12 +113,12 @@ def reproduce(
         **options,
         runs_from=runs_from or [],
         batch_runs=batch_runs,
-        progress=make_progress(quiet or as_json),
+        progress=make_progress(bool(quiet) or as_json),
         time_limit=TimeLimit(time_limit),
     )
     if as_json:
         print((SafePath(out) / "outcome.json").read().decode())
-    elif not quiet:
+    elif quiet < SILENT:
         _print_result(done, out)
     from remanence.results.run import Comparison
 
@@ -168,7 +168,7 @@ def _print_result(done: ResultOutcome, out: Path) -> None:
     from remanence.recipes.figure_data import PICTURE
     from remanence.recipes.reproduce import PAGE
     from remanence.recipes.tables import as_table, describe_claims, describe_notes
-    from remanence.report.phrases import list_warnings
+    from remanence.reports.phrases import list_warnings
     from remanence.results.run import REPORT, Comparison
 
     plan, console = done.plan, Console()

@@ -20,6 +20,7 @@ from remanence.cli.options import (
     SeedList,
     Sets,
     TimeLimitSeconds,
+    Verbose,
 )
 from remanence.cli.summary import print_search, print_summary
 from remanence.core import expressions
@@ -44,7 +45,8 @@ def run(
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
     time_limit: TimeLimitSeconds = None,
-    quiet: Quiet = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Run one experiment, from a file or by flags, and write its report."""
@@ -57,10 +59,11 @@ def run(
         set=changes,
         out=out or api.dated_folder(settings.method),
         overwrite=overwrite,
-        quiet=quiet or as_json,
+        quiet=bool(quiet) or as_json,
+        verbose=verbose,
         time_limit=time_limit,
     )
-    print_summary(done.folder, quiet, as_json)
+    print_summary(done, quiet, as_json)
 
 
 @with_flags(without=("method", "seed"))
@@ -100,7 +103,8 @@ def compare(
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
     time_limit: TimeLimitSeconds = None,
-    quiet: Quiet = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare methods on the same data with the same sampled clients."""
@@ -118,10 +122,11 @@ def compare(
         out=out or api.dated_folder("comparison"),
         overwrite=overwrite,
         batch_runs=batch_runs,
-        quiet=quiet or as_json,
+        quiet=bool(quiet) or as_json,
+        verbose=verbose,
         time_limit=time_limit,
     )
-    print_summary(done.folder, quiet, as_json)
+    print_summary(done, quiet, as_json)
 
 
 @with_flags()
@@ -146,7 +151,8 @@ def search(
     overwrite: Overwrite = False,
     allow_code: AllowCode = False,
     time_limit: TimeLimitSeconds = None,
-    quiet: Quiet = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Search the best learning rate of a method, or another number, on validation data. The same
@@ -167,7 +173,8 @@ def search(
         out=out or api.dated_folder(f"search {method}"),
         overwrite=overwrite,
         batch_runs=batch_runs,
-        quiet=quiet or as_json,
+        quiet=bool(quiet) or as_json,
+        verbose=verbose,
         time_limit=time_limit,
     )
     print_search(done, quiet, as_json)
@@ -176,7 +183,8 @@ def search(
 def demo(
     out: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("demo"),
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds to train.")] = 30,
-    quiet: Quiet = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare four methods on digits under strong label skew, in about a minute. Nothing is
@@ -191,9 +199,10 @@ def demo(
         seeds=3,
         out=out,
         overwrite=True,
-        quiet=quiet or as_json,
+        quiet=bool(quiet) or as_json,
+        verbose=verbose,
     )
-    print_summary(done.folder, quiet, as_json)
+    print_summary(done, quiet, as_json)
 
 
 def resume(
@@ -203,7 +212,8 @@ def resume(
     ] = None,
     time_limit: TimeLimitSeconds = None,
     allow_code: AllowCode = False,
-    quiet: Quiet = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Continue an interrupted run, comparison or search. The result is the same as without the
@@ -213,12 +223,17 @@ def resume(
     from remanence.sweeps.search_result import SearchResult
 
     done = api.resume(
-        folder, rounds=rounds, quiet=quiet or as_json, time_limit=time_limit, allow_code=allow_code
+        folder,
+        rounds=rounds,
+        quiet=bool(quiet) or as_json,
+        verbose=verbose,
+        time_limit=time_limit,
+        allow_code=allow_code,
     )
     if isinstance(done, SearchResult):
         print_search(done, quiet, as_json)
     else:
-        print_summary(done.folder, quiet, as_json, done.resumptions)
+        print_summary(done, quiet, as_json)
 
 
 def _parse_grid(text: str) -> tuple[str, list[Any]]:

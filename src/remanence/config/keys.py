@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from remanence.config.settings import Experiment, Section
+from remanence.config.settings import ExperimentSettings, Section
 
 # Short names of the most used keys: the flags of the command line and the keyword arguments of
 # `remanence.run`. Every other key is reached by --set or `set=`.
@@ -51,13 +51,20 @@ FLAGS = {
 
 
 @functools.cache
+def sections() -> Mapping[str, type[Section]]:
+    """The sections of an experiment by name."""
+    fields = ExperimentSettings.model_fields.items()
+    return {name: type(f.default) for name, f in fields if isinstance(f.default, Section)}
+
+
+@functools.cache
 def all_settings() -> Mapping[str, FieldInfo]:
     """Every setting of an experiment by its dotted key, such as `local.batch_size`."""
     found: dict[str, FieldInfo] = {}
-    for name, field in Experiment.model_fields.items():
-        if isinstance(field.default, Section):
-            section = type(field.default)
-            found |= {f"{name}.{key}": inner for key, inner in section.model_fields.items()}
+    for name, field in ExperimentSettings.model_fields.items():
+        if name in sections():
+            inner = sections()[name].model_fields
+            found |= {f"{name}.{key}": setting for key, setting in inner.items()}
         else:
             found[name] = field
     return MappingProxyType(found)
@@ -66,3 +73,11 @@ def all_settings() -> Mapping[str, FieldInfo]:
 def all_keys() -> dict[str, Any]:
     """Every dotted key of an experiment with its default value."""
     return {key: field.default for key, field in all_settings().items()}
+
+
+def describe(setting: FieldInfo) -> str:
+    """The description of a setting with its default, unless it states the default in words."""
+    text, default = setting.description or "", setting.default
+    if default in (None, "", ()) or "Default:" in text:
+        return text
+    return f"{text} Default: {'off' if default is False else default}."

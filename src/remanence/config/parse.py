@@ -1,4 +1,4 @@
-"""Experiments from files, flags and assignments: reading, checking, and errors in one sentence."""
+"""Experiments as text: reads files and assignments, and writes TOML."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import ValidationError
 
-from remanence.config.keys import FLAGS, all_keys
-from remanence.config.settings import MAX_ROUNDS, DriftSettings, Experiment
+from remanence.config.settings import ExperimentSettings
 from remanence.core import expressions
-from remanence.core.errors import InputError, nearest
+from remanence.core.errors import InputError
 
 LARGEST_FILE = 1_000_000  # bytes; experiment files are written by hand
 
@@ -81,41 +79,6 @@ def read_toml(path: Path, kind: str, hint: str) -> dict[str, Any]:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def parse_experiment(
-    base: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
-) -> Experiment:
-    """Check settings and return them as an `Experiment`.
-
-    Args:
-        base: Nested dictionaries, as read from an experiment file.
-        changes: Values by dotted key, such as `{"local.batch_size": 16}`; they replace those of
-            `base`.
-
-    Raises:
-        InputError: A key is unknown, or a value or a combination of values is invalid.
-    """
-    tree = _copy(base or {})
-    for key, value in (changes or {}).items():
-        _set_key(tree, key, value)
-    local = tree.get("local")
-    if isinstance(local, dict) and local.get("steps") and "epochs" not in local:
-        local["epochs"] = 0
-    try:
-        experiment = Experiment.model_validate(tree)
-    except ValidationError as error:
-        raise InputError(_explain(error)) from None
-    _check_local_training(experiment)
-    _check_sampling(experiment)
-    _check_drift(experiment)
-    if experiment.total_rounds > MAX_ROUNDS:
-        raise InputError(
-            f"rounds={experiment.rounds} in each of drift.time_steps={experiment.drift.time_steps}"
-            f" are {experiment.total_rounds} rounds, and a run has at most {MAX_ROUNDS}: lower one"
-            " of them"
-        )
-    return experiment
-
-
 def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
     """Parse assignments of `--set`.
 
@@ -146,86 +109,26 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def changes_from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the short names of `FLAGS` by dotted keys, and leave out flags that are None.
+def write_toml(
+    experiment: ExperimentSettings, extra: Mapping[str, Any], defaults: bool = True
+) -> str:
+    """Return the experiment and extra tables as TOML, without entries that are None.
 
-    >>> changes_from_flags({"lr": 0.5, "clients": None})
-    {'local.lr': 0.5}
+    Args:
+        experiment: The experiment.
+        extra: More tables.
+        defaults: Also write settings that have their default value.
     """
-    unknown = [name for name in flags if name not in FLAGS]
-    if unknown:
-        raise InputError(f"unknown option {unknown[0]!r}: {nearest(unknown[0], FLAGS)}")
-    return {FLAGS[name]: value for name, value in flags.items() if value is not None}
+    settings = experiment.model_dump(mode="json", exclude_defaults=not defaults)
+    return tomli_w.dumps(_without_none(settings) | _without_none(extra))
 
 
-def write_toml(experiment: Experiment, extra: Mapping[str, Any]) -> str:
-    """Return the experiment and extra tables as TOML, without entries that are None."""
-    return tomli_w.dumps(_without_none(experiment.model_dump(mode="json")) | _without_none(extra))
-
-
-def optimizer_call(experiment: Experiment) -> expressions.Call:
+def optimizer_call(experiment: ExperimentSettings) -> expressions.Call:
     """Return the optimizer of the clients, with `local.lr` as its learning rate where given."""
     call = expressions.parse_call(experiment.local.optimizer)
     if experiment.local.lr is None:
         return call
     return expressions.Call(call.name, {**call.arguments, "lr": experiment.local.lr})
-
-
-def _check_local_training(experiment: Experiment) -> None:
-    local = experiment.local
-    if (local.epochs > 0) == (local.steps > 0):
-        raise InputError(
-            f"local.epochs={local.epochs} and local.steps={local.steps}: exactly one of them must"
-            " be above 0"
-        )
-
-
-def _check_sampling(experiment: Experiment) -> None:
-    sample, count = experiment.clients.sample, experiment.clients.count
-    if isinstance(sample, float) and sample > 1:
-        raise InputError(
-            f"clients.sample={sample} is neither a whole number of clients nor a fraction of"
-            " at most 1"
-        )
-    if isinstance(sample, int) and count is not None and sample > count:
-        raise InputError(
-            f"clients.sample={sample} is more than clients.count={count}: a round cannot sample"
-            " more clients than there are"
-        )
-    if experiment.clients.sampling == "poisson" and experiment.round.over_selection > 1:
-        raise InputError(
-            "clients.sampling=poisson and round.over_selection cannot be combined: Poisson sampling"
-            " has no fixed number of replies to wait for; leave one out"
-        )
-
-
-def _check_drift(experiment: Experiment) -> None:
-    if experiment.drift.schedule:
-        return
-    defaults = DriftSettings().model_dump()
-    for name, value in experiment.drift.model_dump().items():
-        if value != defaults[name]:
-            raise InputError(
-                f"drift.{name} has no effect without drift: add --drift"
-                ' "random(clusters=2)" (drift.schedule), or leave it out'
-            )
-
-
-def _set_key(tree: dict[str, Any], key: str, value: Any) -> None:
-    if key not in all_keys():
-        raise InputError(f"unknown key {key!r}: {nearest(key, all_keys())}")
-    *sections, name = key.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            raise InputError(f"{section} must be a section such as [{section}], not a value")
-    tree[name] = value
-
-
-def _copy(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: _copy(value) if isinstance(value, Mapping) else value for name, value in tree.items()
-    }
 
 
 def _without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,34 +137,3 @@ def _without_none(tree: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in tree.items()
         if value is not None
     }
-
-
-def _explain(error: ValidationError) -> str:
-    """Turn the first error of pydantic into a sentence."""
-    first = error.errors()[0]
-    kind, value, limits = first["type"], first.get("input"), first.get("ctx", {})
-    key = ".".join(str(part) for part in first["loc"] if not _is_union_member(part))
-    if kind == "extra_forbidden":
-        return f"unknown key {key!r}: {nearest(key, all_keys())}"
-    expected = {
-        "greater_than_equal": f"at least {limits.get('ge')}",
-        "greater_than": f"above {limits.get('gt')}",
-        "less_than": f"below {limits.get('lt')}",
-        "less_than_equal": f"at most {limits.get('le')}",
-        "literal_error": f"one of {str(limits.get('expected', '')).replace(chr(39), '')}",
-        "int_type": "a whole number",
-        "int_from_float": "a whole number",
-        "float_type": "a number",
-        "string_type": "a text",
-        "bool_type": "true or false",
-        "tuple_type": 'a list such as ["crop", "flip"]',
-        "model_type": f"a section such as [{key}]",
-    }.get(kind, first["msg"])
-    return f"{key} must be {expected}, not {value!r}"
-
-
-def _is_union_member(part: str | int) -> bool:
-    """Whether a part of pydantic's location names a type of a union, not a key or an index."""
-    return isinstance(part, str) and (
-        "strict" in part or "[" in part or part in ("int", "float", "str")
-    )

@@ -1,7 +1,7 @@
 """The settings of an experiment: one pydantic model, with a section for each table of the file.
 
-The description of a field is its only documentation: the help texts of the command line are made
-from it.
+The description of a field is its only documentation: the help texts of the command line, the
+keyword arguments of `rem.run` (`keywords`) and `remanence list settings` are made from it.
 """
 
 from __future__ import annotations
@@ -292,8 +292,10 @@ class CheckpointSettings(Section):
     )
 
 
-class Experiment(Section):
-    """All settings of an experiment: what a user writes in a file, in flags or in Python."""
+class ExperimentSettings(Section):
+    """The fields of `Experiment`, by section."""
+
+    model_config = ConfigDict(defer_build=True)  # only `Experiment` is made: importing stays fast
 
     method: StrictStr = Field(
         default="fedavg", description="Method and losses joined by +, such as fedprox(mu=0.1)+wsm."
@@ -370,4 +372,4 @@ class Experiment(Section):
         return (round - 1) // self.rounds
 
 
-ENGINES: tuple[str, ...] = get_args(Experiment.model_fields["engine"].annotation)
+ENGINES: tuple[str, ...] = get_args(ExperimentSettings.model_fields["engine"].annotation)

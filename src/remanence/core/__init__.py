@@ -21,6 +21,8 @@ Models and engines:
 The process and its files:
     errors          the errors that are raised on purpose
     progress        the progress display of a run
+    notebook        the same in the output of a notebook's cell
+    log_file        the same in a file of the run
     preparation     what is compiled or captured before training, for the display
     safe_path       files of a folder that may come from another person; atomic writes
     temporary_files what a write makes before it has its name, and a killed one leaves

@@ -16,6 +16,10 @@ class RemanenceError(Exception):
 
     exit_code = 1
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: the sentence alone, as the command line does."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class InputError(RemanenceError, ValueError):
     """A setting, file or argument cannot be used."""
@@ -57,6 +61,10 @@ class Stopped(RemanenceError):
 
 class LearnedNothing(UserWarning):
     """A run ended with the untrained model, or diverged; its numbers measure no learning."""
+
+
+class SkippedCheckpoint(UserWarning):
+    """A model was read from an older checkpoint, since newer ones cannot be used."""
 
 
 # a run learned nothing, or only its state before round 1 can be read: "data error", from sysexits.h

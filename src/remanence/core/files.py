@@ -185,13 +185,12 @@ def check_output_dir(folder: Path | SafePath, overwrite: bool, marks: tuple[str,
         return
     ours = any((place / mark).is_regular_file() for mark in marks)
     if not overwrite:
-        cure = (
-            f"go on with remanence resume {place}, start anew with --overwrite,"
-            " or choose another --out"
+        raise InputError(
+            f"{place} holds an earlier run: finish it with remanence resume {place} (--rounds"
+            " extends a finished one), start anew with --overwrite, or choose another --out"
             if ours
-            else "choose another --out"
+            else f"{place} exists and is not empty: choose another --out"
         )
-        raise InputError(f"{place} exists and is not empty: {cure}")
     if not ours:
         raise InputError(
             f"{place} is not a run of ours, so --overwrite will not delete it: choose another --out"

@@ -1,4 +1,6 @@
-"""The progress display of a run: a bar in a terminal, lines elsewhere, nothing with --quiet."""
+"""The progress display of a run: a bar in a terminal or a notebook, lines elsewhere, nothing with
+--quiet. All of it is also written to the log file of the run (`log_file`).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,17 @@ import threading
 import time
 from typing import Any, Protocol
 
+from remanence.core.notebook import Cell, in_notebook
+
 
 class Progress(Protocol):
-    """Receives the events of a run."""
+    """Receives the events of a run.
 
-    def start(self, title: str, done: int, total: int) -> None: ...
+    `start` is called with the title, the last round before the first one, the number of rounds, how
+    many runs train together, and the rounds of all runs that come later.
+    """
+
+    def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
@@ -22,7 +30,7 @@ class Progress(Protocol):
 class NullProgress:
     """For programs and for --quiet."""
 
-    def start(self, title: str, done: int, total: int) -> None: ...
+    def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None: ...
     def round(self, line: dict[str, Any]) -> None: ...
     def log(self, text: str) -> None: ...
     def note(self, text: str) -> None: ...
@@ -36,9 +44,13 @@ class TimeLeft:
     Args:
         done: The last round before the first one.
         total: The number of rounds.
+        runs: How many runs train together.
+        later: Rounds of all runs that come later. One of them is expected to take as long as one of
+            these, divided by the number of runs that train together.
     """
 
-    def __init__(self, done: int, total: int):
+    def __init__(self, done: int, total: int, runs: int = 1, later: int = 0):
+        self.rest = later / runs
         self.total, self.last, self.since = total, done, time.monotonic()
         self.rounds, self.seconds, self.prepared = 0, 0.0, False
 
@@ -55,7 +67,11 @@ class TimeLeft:
         self.last, self.since, self.prepared = number, now, False
         if not self.rounds:
             return ""
-        return f"{duration(self.seconds / self.rounds * (self.total - number))} left"
+        rounds = self.total - number + self.rest
+        if not rounds:
+            return ""
+        left = duration(self.seconds / self.rounds * rounds)
+        return f"{left} left in all" if self.rest else f"{left} left"
 
 
 class _Display:
@@ -82,20 +98,27 @@ class _Display:
 
 
 class LogProgress(_Display):
-    """Prints lines where there is no terminal: about twenty a run, whatever its length."""
+    """Prints lines where there is no terminal: about twenty a run, whatever its length.
 
-    def __init__(self) -> None:
+    Args:
+        verbose: Print every round, and why replies were rejected.
+    """
+
+    def __init__(self, verbose: bool = False) -> None:
         super().__init__()
+        self.verbose = verbose
         self.title, self.total, self.shown = "", 0, -1
 
-    def start(self, title: str, done: int, total: int) -> None:
-        self.title, self.total, self.shown, self.left = title, total, -1, TimeLeft(done, total)
+    def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None:
+        self.title, self.total, self.shown = title, total, -1
+        self.left = TimeLeft(done, total, runs, later)
 
     def round(self, line: dict[str, Any]) -> None:
         number, left = line["round"], self.left.round(line["round"])
         twentieth = number * 20 // self.total
         if (
-            twentieth == self.shown
+            not self.verbose
+            and twentieth == self.shown
             and number != self.total
             and not line["rejected"]
             and not line["abandoned"]
@@ -107,6 +130,9 @@ class LogProgress(_Display):
             f"{self.title}: round {number}/{self.total}{describe_round(line)}"
             + (f", {left}" if left else "")
         )
+        if self.verbose:
+            for sentence in describe_problems(line):
+                self.log(sentence)
 
     def log(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -125,7 +151,7 @@ class BarProgress(_Display):
         self.bar: Any = None
         self.task: Any = None
 
-    def start(self, title: str, done: int, total: int) -> None:
+    def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
@@ -138,7 +164,7 @@ class BarProgress(_Display):
         )
         self.bar = RichProgress(*columns, console=self.console)
         self.task = self.bar.add_task(title, total=total, completed=done, state="", left="")
-        self.left = TimeLeft(done, total)
+        self.left = TimeLeft(done, total, runs, later)
         self.bar.start()
 
     def round(self, line: dict[str, Any]) -> None:
@@ -149,16 +175,8 @@ class BarProgress(_Display):
         )
         left = self.left.round(line["round"])
         self.bar.update(self.task, completed=line["round"], left=left, **changes)
-        for rejection in line["rejected"]:
-            self.log(
-                f"round {line['round']}: client {rejection['client']} rejected"
-                f" ({rejection['code']}): {rejection['reason']}"
-            )
-        for client in line.get("no_response", []):
-            self.log(f"round {line['round']}: client {client} did not answer")
-        if line["abandoned"]:
-            reason = line.get("problem", "too few replies")
-            self.log(f"round {line['round']} abandoned, the model did not change: {reason}")
+        for sentence in describe_problems(line):
+            self.log(sentence)
 
     def log(self, text: str) -> None:
         self.console.print(text, markup=False, highlight=False)
@@ -169,15 +187,49 @@ class BarProgress(_Display):
             self.bar = None
 
 
+class NotebookProgress(_Display):
+    """A bar in the output of a notebook's cell, with the last messages below it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.title = Cell(), ""
+
+    def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None:
+        self.title, self.left = title, TimeLeft(done, total, runs, later)
+        self.cell.text, self.cell.done, self.cell.total = title, done, total
+        self.cell.show(now=True)
+
+    def round(self, line: dict[str, Any]) -> None:
+        number, left = line["round"], self.left.round(line["round"])
+        place = f"{self.title}: round {number}/{self.cell.total}{describe_round(line)}"
+        self.cell.text, self.cell.done = f"{place}, {left}" if left else place, number
+        self.cell.messages.extend(describe_problems(line))
+        self.cell.show()
+
+    def log(self, text: str) -> None:
+        self.cell.messages.append(text)
+        self.cell.show()
+
+    def finish(self) -> None:
+        self.cell.show(now=True)
+
+
 class SharedProgress:
-    """One bar for several runs that train together.
+    """One bar for runs that train together, one or several.
 
     All are in the same round, so the bar shows the first run. Rejections, abandoned rounds and
     messages of the others are logged.
+
+    Args:
+        progress: Shows it.
+        title: Of these runs.
+        runs: How many they are.
+        later: Rounds of all runs that come later.
     """
 
-    def __init__(self, progress: Progress, title: str):
+    def __init__(self, progress: Progress, title: str, runs: int = 1, later: int = 0):
         self.progress, self.title, self.lead = progress, title, threading.Lock()
+        self.runs, self.later = runs, later
 
     def for_run(self) -> RunProgress:
         """The progress of one of the runs."""
@@ -190,10 +242,11 @@ class RunProgress:
     def __init__(self, shared: SharedProgress):
         self.shared, self.leads, self.title = shared, False, ""
 
-    def start(self, title: str, done: int, total: int) -> None:
+    def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None:
         self.title, self.leads = title, self.shared.lead.acquire(blocking=False)
         if self.leads:
-            self.shared.progress.start(self.shared.title, done, total)
+            shared = self.shared
+            shared.progress.start(shared.title, done, total, shared.runs, shared.later)
 
     def round(self, line: dict[str, Any]) -> None:
         if self.leads:
@@ -217,10 +270,36 @@ class RunProgress:
             self.shared.progress.finish()
 
 
-def make_progress(quiet: bool) -> Progress:
+def make_progress(quiet: bool, verbose: bool = False) -> Progress:
+    """The display that suits the place where the program runs.
+
+    Args:
+        quiet: Show nothing.
+        verbose: A line for every round.
+    """
     if quiet:
         return NullProgress()
+    if verbose:
+        return LogProgress(verbose)
+    if in_notebook():
+        return NotebookProgress()
     return BarProgress() if sys.stderr.isatty() else LogProgress()
+
+
+def describe_problems(line: dict[str, Any]) -> list[str]:
+    """What went wrong in a round, in sentences."""
+    number = line["round"]
+    found = [
+        f"round {number}: client {rejection['client']} rejected ({rejection['code']}):"
+        f" {rejection['reason']}"
+        for rejection in line["rejected"]
+    ]
+    silent = line.get("no_response", [])
+    found += [f"round {number}: client {client} did not answer" for client in silent]
+    if line["abandoned"]:
+        reason = line.get("problem", "too few replies")
+        found.append(f"round {number} abandoned, the model did not change: {reason}")
+    return found
 
 
 def describe_round(line: dict[str, Any]) -> str:

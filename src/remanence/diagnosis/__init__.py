@@ -5,14 +5,14 @@ it exceeds the noise between seeds, and which methods may help.
 - `recommendations`: which methods and settings may help against a finding.
 - `wording`: the dataclass of a finding, and how noise is described.
 
-The numbers come from `metrics`, phrases that the report shares from `report`. May import `report`,
-`metrics`, `results` and packages below. Begin with `diagnose`.
+The numbers come from `metrics`, phrases that the report shares from `reports`. May import
+`reports`, `metrics`, `results` and packages below. Begin with `diagnose`.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from remanence.diagnosis.clients import describe_clients, describe_drift, describe_examples
@@ -25,6 +25,7 @@ from remanence.diagnosis.findings import (
 from remanence.diagnosis.wording import Finding
 from remanence.metrics.groups import Group, group_runs, select_by_validation
 from remanence.metrics.summary_rows import make_row
+from remanence.reports.phrases import list_warnings
 from remanence.results.run import Comparison, Run
 
 
@@ -36,7 +37,26 @@ class Diagnosis:
     findings: tuple[Finding, ...] = ()
 
 
-def diagnose(results: Sequence[Run | Comparison]) -> list[Diagnosis]:
+class Diagnoses(list[Diagnosis]):
+    """Diagnoses of several methods, shown as text.
+
+    Args:
+        found: The diagnoses.
+        warnings: Why numbers of the runs are not what they seem.
+    """
+
+    def __init__(self, found: Iterable[Diagnosis], warnings: Sequence[str] = ()):
+        super().__init__(found)
+        self.warnings = list(warnings)
+
+    def __str__(self) -> str:
+        warned = "".join(f"Warning: {text}\n" for text in self.warnings)
+        return warned + render_text(self).removesuffix("\n")
+
+    __repr__ = __str__
+
+
+def diagnose(results: Sequence[Run | Comparison]) -> Diagnoses:
     """Diagnose runs and comparisons.
 
     Args:
@@ -45,9 +65,11 @@ def diagnose(results: Sequence[Run | Comparison]) -> list[Diagnosis]:
     Returns:
         A diagnosis for every method and, if there are several, one that compares them.
     """
-    groups = select_by_validation(group_runs(results))
+    everything = group_runs(results)
+    groups = select_by_validation(everything)
     found = [_examine(group) for group in groups]
-    return [*found, Diagnosis("", (compare(groups),))] if len(groups) > 1 else found
+    found += [Diagnosis("", (compare(groups),))] if len(groups) > 1 else []
+    return Diagnoses(found, list_warnings(everything))
 
 
 def _examine(group: Group) -> Diagnosis:

@@ -25,8 +25,8 @@ from remanence.metrics.group_stats import rank_clients, same_cluster_share
 from remanence.metrics.groups import Group
 from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
-from remanence.report.phrases import NAMED, describe_drop, join_words
-from remanence.report.table_columns import percent
+from remanence.reports.phrases import NAMED, describe_drop, join_words
+from remanence.reports.table_columns import percent
 
 MIN_CLIENTS = 10  # for a correlation with the size of clients
 MAX_P_VALUE = 0.05  # of such a correlation

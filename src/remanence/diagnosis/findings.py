@@ -32,7 +32,7 @@ from remanence.metrics.group_stats import forgetting_by_class, forgetting_per_se
 from remanence.metrics.groups import Group, class_curve, mean_of
 from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
-from remanence.report.phrases import (
+from remanence.reports.phrases import (
     CLASS_FORGETTING,
     PHASE_CHANGES,
     describe_abandoned,
@@ -43,7 +43,7 @@ from remanence.report.phrases import (
     describe_worst_phase,
     largest_losses,
 )
-from remanence.report.table_columns import percent
+from remanence.reports.table_columns import percent
 
 
 def describe_forgetting(group: Group, row: MethodRow) -> Finding:

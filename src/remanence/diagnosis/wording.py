@@ -10,7 +10,7 @@ import numpy as np
 from remanence.diagnosis.recommendations import Recommendation
 from remanence.metrics.groups import clusters_of
 from remanence.metrics.seed_noise import SeedNoise
-from remanence.report.table_columns import percent
+from remanence.reports.table_columns import percent
 from remanence.results.run import Run
 
 MATTERS = 0.005  # loss of accuracy in a round; there are no recommendations against less

@@ -314,7 +314,7 @@ class Trials:
         """
         costs = self.costs
         best = take_simplest(costs)
-        times = f"milliseconds a local step of one client: {self}" if show else ""
+        times = self._describe_times(best) if show else ""
         failure = f"; {self.failure}" if self.failure else ""
         return EngineChoice(
             best.name,
@@ -325,8 +325,11 @@ class Trials:
             math.ceil(costs[best]),
         )
 
-    def __str__(self) -> str:
-        return ", ".join(f"{each} {1e3 * t.step_s:.2f}" for each, t in self.timings.items())
+    def _describe_times(self, best: Candidate) -> str:
+        """The time of a local step of one client, and in brackets those of the others."""
+        times = {each: f"{1e3 * timing.step_s:.2f} ms" for each, timing in self.timings.items()}
+        others = ", ".join(f"{each}: {time}" for each, time in times.items() if each != best)
+        return f"{times[best]} per local step" + (f" ({others})" if others else "")
 
 
 def _ran_as(engine: Engine, execution: str) -> bool:

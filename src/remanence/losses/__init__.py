@@ -27,3 +27,8 @@ LOSSES: dict[str, Callable[..., Part]] = {
     "tce": tce,
     "wsm": wsm,
 }
+
+
+def __dir__() -> list[str]:
+    """The names of an experiment alone, for completion."""
+    return sorted(__all__)

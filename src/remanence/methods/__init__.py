@@ -111,3 +111,8 @@ PRIVACY: dict[str, Callable[..., Part]] = {"dp": dp, "dp_counts": dp_counts, "dp
 
 # all parts by name
 PARTS: dict[str, Callable[..., Part]] = METHODS | LOSSES | ROBUST | PRIVACY
+
+
+def __dir__() -> list[str]:
+    """The names of an experiment alone, for completion."""
+    return sorted(__all__)

@@ -24,7 +24,7 @@ from remanence.recipes.verdicts import (
     ClaimVerdict,
     choose_longest,
 )
-from remanence.report.tables import escape_markdown as escape
+from remanence.reports.tables import escape_markdown as escape
 
 # Changes of these settings do not change the experiment itself.
 EXECUTION_KEYS = {

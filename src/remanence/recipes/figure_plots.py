@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from plotly import graph_objects as go
 
-from remanence.report.figure_files import render_figure
-from remanence.report.heatmaps import (
+from remanence.reports.figure_files import render_figure
+from remanence.reports.heatmaps import (
     Panel,
     arrange_panels,
     change_colors,
@@ -22,8 +22,8 @@ from remanence.report.heatmaps import (
     share_colors,
     value_colors,
 )
-from remanence.report.schedule import cluster_colors
-from remanence.report.theme import (
+from remanence.reports.schedule import cluster_colors
+from remanence.reports.theme import (
     as_text,
     axis,
     class_axis,

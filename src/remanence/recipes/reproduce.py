@@ -35,7 +35,7 @@ from remanence.recipes.recipe import SCALES, Recipe
 from remanence.recipes.results_pages import describe_result
 from remanence.recipes.run_folder import copy_runs, find_reusable, open_folder, queue_runs
 from remanence.recipes.tables import ResultOutcome, as_csv
-from remanence.report import write_report
+from remanence.reports import write_report
 from remanence.results.run import Run
 from remanence.rounds.time_limit import TimeLimit
 from remanence.sweeps.scheduler import run_all

@@ -31,9 +31,9 @@ from remanence.recipes.tables import (
     describe_counts,
     describe_disagreements,
 )
-from remanence.report.figure_files import require_matplotlib
-from remanence.report.table_columns import readable_seconds
-from remanence.report.tables import escape_markdown as escape
+from remanence.reports.figure_files import require_matplotlib
+from remanence.reports.table_columns import readable_seconds
+from remanence.reports.tables import escape_markdown as escape
 from remanence.results.readers import read_bytes, read_toml
 
 OUTCOMES, REMARKS = "outcomes", "remarks.toml"

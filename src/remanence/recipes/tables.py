@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from remanence.recipes.plan import ResultPlan
 from remanence.recipes.recipe import CellNumber, TableLine
 from remanence.recipes.verdicts import SOME, TOO_EARLY, UNTESTED, Basis, ClaimVerdict, write_range
-from remanence.report.tables import escape_markdown as escape
+from remanence.reports.tables import escape_markdown as escape
 
 if TYPE_CHECKING:
     from rich.table import Table

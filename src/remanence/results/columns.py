@@ -3,7 +3,7 @@
 `rounds/federated.py`, `rounds/decentralized.py` and the evaluators compute them, `rounds/writer.py`
 writes them, and `readers.py` checks them. Columns that do not apply to a run are left out. The
 columns of `results.csv` are the fields of `MethodRow` (`metrics/summary_rows.py`); the headings of
-a report's tables are in `report/table_columns.py`.
+a report's tables are in `reports/table_columns.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ NUMBERS = {
     "spread": "standard deviation of the accuracies of the clients' own models",
     "attack_success": "share of test examples on which an attack succeeds",
     # written by the rounds
-    "train_loss": "mean of the used replies' finite losses in the last phase of local training",
+    "train_loss": "mean of the used replies' finite losses in the last phase of local training;"
+    " methods have different losses, some of them below 0, so it compares rounds, not methods",
     "replies": "valid replies on time, and late ones that arrived; used unless abandoned",
     "seconds": "duration of the round without its final evaluation",
     "bytes_up": "bytes that the round's clients send, used or not, late ones included",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remanence.config import Experiment, parse_experiment
-from remanence.core.errors import InputError, unknown
+from remanence.core.errors import InputError, SkippedCheckpoint, unknown
 from remanence.core.safe_path import SafePath
 from remanence.results.columns import COLUMNS
 from remanence.results.manifest import (
@@ -249,7 +249,7 @@ class Run:
 
         trained = load_model(self, module, client)
         if trained.checkpoint.skipped:
-            warnings.warn(trained.checkpoint.describe(), stacklevel=2)
+            warnings.warn(trained.checkpoint.describe(), SkippedCheckpoint, stacklevel=2)
         return trained.module
 
     @cached_property
@@ -347,7 +347,7 @@ class Comparison:
         return plan
 
     @cached_property
-    def runs(self) -> list[Run]:
+    def runs(self) -> Sequence[Run]:
         """The runs that have begun, in the order of the plan."""
         folders = [self.files / RUNS / cell["name"] for cell in self.plan["cells"]]
         return [Run(folder) for folder in folders if (folder / EXPERIMENT).is_regular_file()]

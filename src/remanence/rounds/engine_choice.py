@@ -59,8 +59,10 @@ def resolve_engine(
                 config.workers,
                 workload=workload or Workload(config.total_rounds),
             )
+        name, _, reason = choice.reason.partition(": ")
         progress.log(
-            f"engine {choice.reason}; about {duration(choice.expected_s)} of local training in all"
+            f"Using engine '{name}': {reason}; about {duration(choice.expected_s)} of local"
+            " training in all."
         )
     torch.set_num_threads(choice.threads)
     workers = config.workers

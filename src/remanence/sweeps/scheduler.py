@@ -17,6 +17,7 @@ from remanence.core.errors import Stopped
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress, SharedProgress
 from remanence.core.safe_path import SafePath
+from remanence.core.slots import Method
 from remanence.engines.autotune import EngineChoice
 from remanence.engines.cost import Workload
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
@@ -42,6 +43,9 @@ class QueuedRun:
     title: str
     # runs of one task use one engine, so that only the method differs between them
     task: str = ""
+    method: Method | None = None  # an object in place of the method that the settings name
+    number: int = 0  # from 1, among all runs of the command; 0: not shown
+    of: int = 0  # their number
 
     @property
     def started(self) -> bool:
@@ -78,11 +82,14 @@ def run_all(
         choice = choices.get(first.task) or _choose(runs, progress, objects)
         choices[first.task] = choice
         group = _group_compatible(runs, choice, batch_runs)
+        later = sum(run.config.total_rounds for run in runs[len(group) :])
+        shared = SharedProgress(progress, _name(group), len(group), later)
         try:
             if len(group) == 1:
-                done.append(_run_one(first, choice, time_limit, progress=progress, **objects))
+                given = objects | {"progress": shared.for_run()}
+                done.append(_run_one(first, choice, time_limit, **given))
             else:
-                done += _run_batched(group, choice, progress, time_limit, objects)
+                done += _run_batched(group, choice, shared, time_limit, objects)
         except Stopped as stop:
             raise Stopped(
                 f"stopped in {_name(group)}, all saved: go on with {resume_command}", stop.exit_code
@@ -105,7 +112,9 @@ def _choose(runs: Sequence[QueuedRun], progress: Progress, objects: dict[str, An
             config.stack_size,
         )
     workload = workload_of([each.config for each in runs if each.task == run.task])
-    return resolve_engine(build(run.config, **objects), progress, workload=workload)[1]
+    return resolve_engine(
+        build(run.config, method=run.method, **objects), progress, workload=workload
+    )[1]
 
 
 def workload_of(configs: Sequence[Experiment]) -> Workload:
@@ -142,6 +151,7 @@ def max_runs_per_stack(config: Experiment) -> int:
 
 
 def _run_one(run: QueuedRun, choice: EngineChoice, time_limit: TimeLimit, **given: Any) -> Run:
+    given["method"] = run.method
     if run.started:
         return resume_run(run.folder, time_limit=time_limit, title=run.title, **given)
     return start_run(
@@ -159,13 +169,13 @@ def _run_one(run: QueuedRun, choice: EngineChoice, time_limit: TimeLimit, **give
 def _run_batched(
     group: Sequence[QueuedRun],
     choice: EngineChoice,
-    progress: Progress,
+    shared: SharedProgress,
     time_limit: TimeLimit,
     objects: dict[str, Any],
 ) -> list[Run]:
     # torch keeps the number for each thread, and this one computes for the threads of the runs
     torch.set_num_threads(choice.threads)
-    batcher, shared = RunBatcher(_make_stack), SharedProgress(progress, _name(group))
+    batcher = RunBatcher(_make_stack)
     given = objects | {"engine_for": batcher.attach}
     limits = [time_limit.copy() for _ in group]
     ends = batcher.run(
@@ -184,7 +194,11 @@ def _run_batched(
 
 
 def _name(group: Sequence[QueuedRun]) -> str:
-    return group[0].title + (f" and {len(group) - 1} more in one stack" if len(group) > 1 else "")
+    """The title of runs that train together, with their numbers among all runs."""
+    first, last = group[0], group[-1]
+    more = f" and {len(group) - 1} more in one stack" if len(group) > 1 else ""
+    numbers = f"{first.number}-{last.number}" if more else str(first.number)
+    return (f"[{numbers}/{first.of}] " if first.number else "") + first.title + more
 
 
 def _make_stack(experiment: BuiltExperiment) -> VectorizedEngine:
