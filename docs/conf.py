@@ -11,9 +11,10 @@ ROOT = DOCS.parent
 EXTRA = ROOT / "build" / "docs" / "extra"  # files that are copied as they are
 sys.path.insert(0, str(DOCS))
 
-from remanence.version import __version__  # noqa: E402
 import site_pages  # noqa: E402
 from site_pages.schemas import schemas  # noqa: E402
+
+from remanence.version import __version__  # noqa: E402
 
 project = "Remanence"
 author = "The Remanence authors"

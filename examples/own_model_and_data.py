@@ -20,9 +20,7 @@ import remanence as rem
 torch.manual_seed(0)
 sizes = [400, 400, 400, 60]
 centers = torch.tensor([[0.0, 0.0], [2.5, 0.0], [0.0, 2.5], [2.5, 2.5]])
-x = torch.cat(
-    [center + torch.randn(size, 2) for center, size in zip(centers, sizes, strict=True)]
-)
+x = torch.cat([center + torch.randn(size, 2) for center, size in zip(centers, sizes, strict=True)])
 y = torch.cat([torch.full((size,), label) for label, size in enumerate(sizes)])
 data = rem.from_dataset(TensorDataset(x, y), classes=["north", "east", "south", "rare"])
 

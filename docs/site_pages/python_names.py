@@ -76,7 +76,9 @@ def describe(module: ModuleType, name: str) -> str:
     """The entry of a public name."""
     value, path = getattr(module, name), f"{module.__name__}.{name}"
     if module is remanence and name in extend.__all__:
-        return f"`{path}`. {cell(summary(value.__doc__))} [Described here](extend.md#{name.lower()})."
+        return (
+            f"`{path}`. {cell(summary(value.__doc__))} [Described here](extend.md#{name.lower()})."
+        )
     if isinstance(value, ModuleType):
         return _describe_module(value, path)
     if inspect.isclass(value):

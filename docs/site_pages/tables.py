@@ -158,9 +158,11 @@ def _option_default(option: Any) -> str:
     if option.default is inspect.Parameter.empty:
         return "required"
     value = option.default
-    return {True: "true", False: "false", None: "none"}.get(value, value) if (
-        value is None or isinstance(value, bool)
-    ) else str(value)
+    return (
+        {True: "true", False: "false", None: "none"}.get(value, value)
+        if (value is None or isinstance(value, bool))
+        else str(value)
+    )
 
 
 # commands
@@ -200,7 +202,9 @@ def _describe_command(command: Any) -> str:
             shown = "required"
         rows.append([code_cell(name), code_cell(shown), cell(_plain(parameter.help))])
     text = prose(_plain(command.help))
-    return f"{text}\n\n{table(['argument or option', 'default', 'meaning'], rows)}" if rows else text
+    return (
+        f"{text}\n\n{table(['argument or option', 'default', 'meaning'], rows)}" if rows else text
+    )
 
 
 def _plain(text: str | None) -> str:
@@ -212,9 +216,7 @@ def _plain(text: str | None) -> str:
 
 def measures_page() -> str:
     """Columns of a report and of metrics.jsonl, the ledger, and the functions of `metrics`."""
-    report = [
-        [cell(c.heading), code_cell(c.short), cell(c.explanation)] for c in REPORT_COLUMNS
-    ]
+    report = [[cell(c.heading), code_cell(c.short), cell(c.explanation)] for c in REPORT_COLUMNS]
     columns = [[code_cell(name), cell(text)] for name, text in COLUMNS.items()]
     moments = [[code_cell(name), cell(MOMENT_MEANINGS[name])] for name in MOMENTS]
     splits = [[code_cell(name), cell(SPLIT_MEANINGS[name])] for name in SPLITS]
