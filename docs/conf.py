@@ -48,7 +48,7 @@ sphinx_gallery_conf = {
     "gallery_dirs": "gallery",
     "filename_pattern": r"/[a-z_]+\.py",
     "ignore_pattern": r"__init__\.py",
-    "within_subsection_order": "ExampleTitleSortKey",
+    "within_subsection_order": "site_pages.gallery_order.reading_order",
     "backreferences_dir": None,
     "abort_on_example_error": True,
     "download_all_examples": False,

@@ -50,9 +50,9 @@ plt.show()
 # %%
 # The medians say the same in two numbers.
 
-medians = {method: float(np.median(values)) for method, values in zip(methods, lost, strict=True)}
-for method, median in medians.items():
-    print(f"{method:12s} the median client loses {median:.0f} points in one local training")
+for method, values in zip(methods, lost, strict=True):
+    median = np.median(values)
+    print(f"{method:12s} the median client loses {median:.0f} points")
 
 # %%
 # One seed is not enough to compare accuracies. ``rem.compare(..., seeds=3)`` repeats both methods,

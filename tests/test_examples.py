@@ -7,12 +7,14 @@ import runpy
 from pathlib import Path
 
 import pytest
+from site_pages.gallery_order import ORDER
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
-def test_there_are_examples() -> None:
+def test_the_gallery_has_a_place_for_each() -> None:
+    assert sorted(ORDER) == [path.name for path in EXAMPLES]
     assert len(EXAMPLES) >= 7
 
 

@@ -4,6 +4,7 @@
 - `python_names`: the pages of `remanence` and `remanence.extend`.
 - `tables`: settings, lists of parts, commands and measures.
 - `project`: pages that live in the root of the repository.
+- `gallery_order`: the order of the examples.
 - `schemas`: JSON schemas of the experiment and of `remanence list --json`.
 
 `pages()` returns all of them; `docs/conf.py` writes them, and `tests/test_site_pages.py` checks
