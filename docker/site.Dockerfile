@@ -4,7 +4,7 @@
 FROM python:3.11-slim-bookworm
 
 COPY docker/requirements.lock /build/
-RUN pip install --no-cache-dir --require-hashes --requirement /build/requirements.lock
+RUN pip install --no-cache-dir --require-hashes --no-deps --requirement /build/requirements.lock
 
 COPY pyproject.toml README.md LICENSE /build/
 COPY src /build/src

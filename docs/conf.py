@@ -53,6 +53,7 @@ sphinx_gallery_conf = {
     "abort_on_example_error": True,
     "download_all_examples": False,
     "show_memory": False,
+    "capture_repr": (),  # printed text alone
     "remove_config_comments": True,
     "min_reported_time": 0,
 }

@@ -57,23 +57,26 @@ run = rem.run(
 # The accuracy of each class, not only their mean: the rare class is the one to look at.
 
 rounds, per_class = run.curve(value="per_class")
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+figure, axes = plt.subplots(figsize=(6, 3.6), layout="constrained")
 for label, name in enumerate(run.metadata["class_names"]):
-    left.plot(rounds, [accuracies[label] for accuracies in per_class], label=name)
-left.set(xlabel="round", ylabel="test accuracy of a class", ylim=(0, 1.02))
-left.legend(ncols=2)
+    axes.plot(rounds, [accuracies[label] for accuracies in per_class], label=name)
+axes.set(xlabel="round", ylabel="test accuracy of a class", ylim=(0, 1.02))
+axes.legend(ncols=2)
+plt.show()
 
 # %%
-# ``run.model()`` is the trained ``nn.Module``, in evaluation mode. The inputs were normalized, as
-# ``data.normalize`` is true by default; the map uses the same mean and deviation.
+# ``run.model()`` is the trained ``nn.Module``, in evaluation mode. Its inputs are normalized
+# (``data.normalize``) with the mean and deviation of the training examples, which are nearly those
+# of all examples.
 
 model = run.model(Net())
 grid = torch.cartesian_prod(torch.linspace(-3, 6, 150), torch.linspace(-3, 6, 150))
 with torch.no_grad():
     labels = model((grid - x.mean(0)) / x.std(0)).argmax(1)
-right.contourf(
-    grid[:, 0].view(150, 150), grid[:, 1].view(150, 150), labels.view(150, 150), levels=3, alpha=0.3
-)
-right.scatter(*x.T, c=y, s=4)
-right.set(xlabel="first column", ylabel="second column")
+
+figure, axes = plt.subplots(figsize=(5, 4.2), layout="constrained")
+first, second, classes = (values.view(150, 150) for values in (*grid.T, labels))
+axes.contourf(first, second, classes, levels=3, alpha=0.3)
+axes.scatter(*x.T, c=y, s=4)
+axes.set(xlabel="first column", ylabel="second column")
 plt.show()

@@ -85,7 +85,9 @@ def describe(module: ModuleType, name: str) -> str:
         return _describe_class(value, path)
     if inspect.isfunction(value):
         return _directive("function", path + signature(value), markdown(value.__doc__))
-    kind = f"A text, here `{value}`." if isinstance(value, str) else f"A name of the type `{value}`."
+    kind = (
+        f"A text, here `{value}`." if isinstance(value, str) else f"A name of the type `{value}`."
+    )
     return _directive("data", path, re.sub(r"typing\.|collections\.abc\.", "", kind))
 
 
