@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from remanence.cli.main import EXIT_CODES, app
 from remanence.version import __version__
 
 ROOT = Path(__file__).parents[1]
@@ -75,6 +78,24 @@ def test_an_image_installs_by_hash_and_runs_without_privileges(name: str) -> Non
     copied = set(re.findall(r"^COPY (.*) \S+$", text, re.M))
     ignored = set(re.findall(r"^!(\S+)$", read(".dockerignore"), re.M))
     assert {path for paths in copied for path in paths.split()} == ignored
+
+
+def test_agents_know_which_commands_print_json() -> None:
+    listed = read("AGENTS.md").partition("These commands have it:")[2].partition("\n- ")[0]
+
+    def with_json(command: Any, name: str = "") -> set[str]:
+        children = getattr(command, "commands", {})
+        if children:
+            return set().union(*(with_json(c, f"{name} {key}") for key, c in children.items()))
+        return {name.strip()} if any("--json" in o.opts for o in command.params) else set()
+
+    assert set(re.findall(r"`([\w ]+)`", listed)) == with_json(typer.main.get_command(app))
+
+
+def test_agents_know_every_exit_code() -> None:
+    codes = re.findall(r"\b(\d+)\b", EXIT_CODES)
+    text = read("AGENTS.md").partition("**Exit codes**:")[2].partition("\n- ")[0]
+    assert re.findall(r"\b(\d+)\b", text) == codes
 
 
 def test_the_citation_names_this_version() -> None:

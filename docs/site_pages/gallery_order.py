@@ -8,6 +8,7 @@ ORDER = (
     "own_model_and_data.py",
     "learning_rate_search.py",
     "method_in_its_own_file.py",
+    "flashback_and_public_data.py",
     "drift_without_a_server.py",
     "privacy_and_its_cost.py",
 )
