@@ -43,12 +43,9 @@ def test_targets_that_workflows_and_hooks_call_exist() -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_do_no_more_than_it_needs(path: Path) -> None:
+def test_a_workflow_keeps_no_credentials(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert re.search(r"^permissions:\n  contents: read\n", text, re.M)
     assert text.count("persist-credentials: false") == text.count("actions/checkout@")
-    jobs = text.partition("\njobs:\n")[2]
-    assert jobs.count("runs-on:") == jobs.count("timeout-minutes:") >= 1
     assert "secrets." not in text
 
 
