@@ -13,14 +13,19 @@ import typer
 from site_pages.docstrings import body, entries, prose, sections
 from site_pages.project import in_docs_folder, in_project_folder
 from site_pages.schemas import ENTRY, schemas
-from site_pages.tables import MOMENT_MEANINGS, SPLIT_MEANINGS, metric_functions, metric_modules
+from site_pages.tables import (
+    LIST_PAGES,
+    MOMENT_MEANINGS,
+    SPLIT_MEANINGS,
+    metric_functions,
+    metric_modules,
+)
 
 import remanence
 from remanence import extend
 from remanence.cli.listing import TABLES
 from remanence.cli.listing import entries as list_entries
 from remanence.cli.main import app
-from remanence.cli.options import LISTS
 from remanence.config import FLAGS
 from remanence.config.keys import all_settings
 from remanence.core.expressions import options_of
@@ -88,7 +93,7 @@ def test_the_file_of_defaults_is_an_experiment() -> None:
     assert parse_experiment(tomllib.loads(text)) == Experiment()
 
 
-@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("name", LIST_PAGES)
 def test_every_entry_of_a_list_has_its_options(name: str) -> None:
     text = PAGES[f"reference/{name}.md"]
     for entry in list_entries(name):
@@ -184,7 +189,7 @@ def test_lists_follow_their_schema() -> None:
         type(None): "null",
     }
     allowed = ENTRY["properties"]["options"]["additionalProperties"]["type"]
-    for name in LISTS:
+    for name in LIST_PAGES:
         for entry in list_entries(name):
             assert set(ENTRY["required"]) <= set(entry) <= set(ENTRY["properties"])
             assert {kinds[type(value)] for value in entry["options"].values()} <= set(allowed)

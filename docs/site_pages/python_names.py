@@ -105,7 +105,7 @@ def _describe_module(value: ModuleType, path: str) -> str:
         and key[0] != "_"
         and key not in extend.__all__
     }
-    text = [markdown(value.__doc__)]
+    text = [f"The module `{path}`.", markdown(value.__doc__)]
     text += [_directive("class", f"{path}.{k}", markdown(c.__doc__)) for k, c in classes.items()]
     text += [
         _directive("function", f"{path}.{k}{signature(f)}", markdown(f.__doc__))

@@ -43,14 +43,19 @@ SPLIT_MEANINGS = {
 }
 
 
+# A list with one of these names, now or later, is shown by this page and not as a list.
+OWN_PAGES = ("settings", "commands", "measures")
+LIST_PAGES = [name for name in LISTS if name not in OWN_PAGES]
+
+
 def pages() -> dict[str, str]:
-    """Settings, one page for each list, commands and measures."""
+    """Settings, commands, measures, and one page for each list."""
     found = {
         "reference/settings.md": settings_page(),
         "reference/commands.md": commands_page(),
         "reference/measures.md": measures_page(),
     }
-    return found | {f"reference/{name}.md": list_page(name) for name in LISTS}
+    return found | {f"reference/{name}.md": list_page(name) for name in LIST_PAGES}
 
 
 # settings
