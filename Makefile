@@ -13,7 +13,7 @@ DEV := .venv/.installed-dev
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-gpu test-witnesses lint types doctests environment clean
+.PHONY: help demo docs test test-all test-gpu test-witnesses lint types doctests environment clean
 
 help:
 	@echo "make demo      compare four methods on digits under strong label skew; writes demo/report.html"
@@ -21,8 +21,9 @@ help:
 	@echo "make test-all  the same with the slow ones; hundreds of kills, 10,000 spoiled inputs a reader, and docs/reliability.md written from them"
 	@echo "make test-gpu  the suite for one CUDA device, where torch finds one; see docs/engines.md"
 	@echo "make test-witnesses  methods, aggregators, accountants and partitions against other people's libraries, in the environment .venv-witnesses"
+	@echo "make docs      the documentation site in build/docs/html; warnings are errors; in the environment .venv-docs"
 	@echo "make lint      style alone        make types  types alone"
-	@echo "make clean     remove what the targets above wrote (the environments stay: the folders .venv and .venv-witnesses)"
+	@echo "make clean     remove what the targets above wrote (the environments stay: the folders .venv, .venv-docs and .venv-witnesses)"
 
 demo: $(CORE)
 	$(BIN)/remanence demo --out demo
@@ -70,6 +71,25 @@ $(WITNESSES)/.installed: pyproject.toml tests/witnesses/requirements.txt
 	@$(WITNESSES)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
 	@touch $@
 
+# Sphinx and its extensions are not needed for anything else, and have an environment of their own, with the exact versions of docs/constraints.txt.
+DOCS := .venv-docs
+DOCS_PIP := $(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --constraint docs/constraints.txt
+
+docs: export OMP_NUM_THREADS = 1
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/remanence demo --quiet --out build/docs/demo
+	mkdir -p build/docs/extra/demo
+	cp build/docs/demo/report.html build/docs/extra/demo/report.html
+	$(DOCS)/bin/python -m sphinx --quiet --fail-on-warning --keep-going --builder html docs build/docs/html
+	@echo "The site is build/docs/html/index.html: open it in a browser."
+
+$(DOCS)/.installed: pyproject.toml constraints.txt docs/constraints.txt
+	$(PYTHON) -m venv --clear $(DOCS)
+	@echo "Installing Sphinx and the package into $(DOCS) (the first time this takes some minutes)"
+	@$(DOCS_PIP) "$$(grep '^torch==' constraints.txt)"
+	@$(DOCS_PIP) --editable ".[docs]"
+	@touch $@
+
 # torch comes first and alone, at the version constraints.txt pins: left to choose among versions, pip may fetch gigabytes of CUDA packages.
 define install
 	@$(BIN)/python -c "" 2>/dev/null || $(PYTHON) -m venv .venv
@@ -90,5 +110,5 @@ $(DEV): pyproject.toml constraints.txt
 	@touch $(CORE) $@
 
 clean:
-	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf demo build dist docs/gallery docs/project docs/reference .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Every command in README.md, docs and CONTRIBUTING.md is one that its program accepts.
+"""Every command in README.md, docs and other pages of the root is one that its program accepts.
 
 The real command line parses them; `run`, `compare` and `search` also check the experiment, without
 training, and what ends at once is executed. Flower's commands are parsed by the parsers of the installed
@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(
     [
         ROOT / "README.md",
+        ROOT / "AGENTS.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "SECURITY.md",
         *(ROOT / "docs").glob("*.md"),
@@ -96,7 +97,7 @@ def parse(root: click.Command, words: tuple[str, ...], complete: bool) -> None:
 
 def test_commands_are_found() -> None:
     assert len([command for command in OURS if command.in_block]) > 15
-    assert {command.page for command in FLOWERS} == {"flower.md"}
+    assert {command.page for command in FLOWERS} == {"coming-from.md", "flower.md"}
     assert {command.words[0] for command in FLOWERS} == set(PROGRAMS) - {"remanence"}
 
 

@@ -33,10 +33,9 @@ def test_every_name_is_there() -> None:
         _ = extend.no_such_name
 
 
-# methods without a server have a page of their own
-@pytest.mark.parametrize("pages", [["README.md"], ["docs/methods.md", "docs/drift.md"]])
-def test_every_method_is_named_on_the_pages(pages: list[str]) -> None:
+def test_every_method_is_named_on_the_pages() -> None:
     root = SOURCE.parents[1]
+    pages = ("docs/methods.md", "docs/drift.md")  # the second one has those without a server
     text = "".join((root / page).read_text(encoding="utf-8") for page in pages)
     # `fedavgm` does not name fedavg
     assert [name for name in METHODS if not re.search(rf"`{name}[`(]", text)] == []

@@ -21,6 +21,13 @@ def adam(
 ) -> Optimizer:
     """Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015; weight decay
     enters the gradient.
+
+    Args:
+        lr: Learning rate.
+        beta1: Decay of the mean of gradients.
+        beta2: Decay of the mean of squared gradients.
+        eps: Added to the root of that mean.
+        weight_decay: Factor of the weights that are added to the gradient.
     """
     return _adam("adam", lr, beta1, beta2, eps, weight_decay, decoupled=False)
 
@@ -35,6 +42,13 @@ def adamw(
 ) -> Optimizer:
     """Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019: weight decay
     acts on the weights.
+
+    Args:
+        lr: Learning rate.
+        beta1: Decay of the mean of gradients.
+        beta2: Decay of the mean of squared gradients.
+        eps: Added to the root of that mean.
+        weight_decay: A step reduces the weights by lr * weight_decay times themselves.
     """
     return _adam("adamw", lr, beta1, beta2, eps, weight_decay, decoupled=True)
 

@@ -13,7 +13,14 @@ from remanence.core.slots import Optimizer
 def sgd(
     *, lr: float = 0.1, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False
 ) -> Optimizer:
-    """w <- w - lr * (g + weight_decay * w), through a velocity where there is momentum."""
+    """w <- w - lr * (g + weight_decay * w), through a velocity where there is momentum.
+
+    Args:
+        lr: Learning rate.
+        momentum: Decay of the velocity; 0: none.
+        weight_decay: Factor of the weights that are added to the gradient.
+        nesterov: Whether to use Nesterov's momentum.
+    """
     check_range(lr > 0, "sgd", "lr", "above 0", lr)
     check_range(0 <= momentum < 1, "sgd", "momentum", "from 0 to below 1", momentum)
     check_range(weight_decay >= 0, "sgd", "weight_decay", "of at least 0", weight_decay)

@@ -27,7 +27,11 @@ def always() -> Availability:
 
 
 def random(*, offline: float = 0.1) -> Availability:
-    """In every round each client is offline with probability `offline`, independently."""
+    """In every round each client is offline with probability `offline`, independently.
+
+    Args:
+        offline: Probability of being offline.
+    """
     if not 0 <= offline < 1:
         raise InputError(f"availability random: offline is a probability below 1, not {offline}")
     return lambda clients, total, round, key: (
@@ -36,7 +40,11 @@ def random(*, offline: float = 0.1) -> Availability:
 
 
 def never(*, clients: PlainText = "") -> Availability:
-    """These clients, by number ("3 7"), are never online."""
+    """These clients, by number ("3 7"), are never online.
+
+    Args:
+        clients: Numbers of the clients.
+    """
     numbers = [int(number) for number in re.findall(r"\d{1,9}", clients)]
     if not numbers or not re.fullmatch(r"[\d\s,]+", clients):
         raise InputError(
@@ -56,7 +64,11 @@ def never(*, clients: PlainText = "") -> Availability:
 
 
 def every(*, rounds: int = 2) -> Availability:
-    """Client k is online in the rounds r with r mod `rounds` = k mod `rounds`."""
+    """Client k is online in the rounds r with r mod `rounds` = k mod `rounds`.
+
+    Args:
+        rounds: Rounds from one in which a client is online to the next.
+    """
     if rounds < 1:
         raise InputError(f"availability every: rounds must be at least 1, not {rounds}")
     return lambda clients, total, round, key: clients % rounds == round % rounds

@@ -26,7 +26,11 @@ def full() -> Topology:
 
 
 def ring(*, neighbors: int = 1) -> Topology:
-    """Clients in a circle; each can reach `neighbors` clients on either side."""
+    """Clients in a circle; each can reach `neighbors` clients on either side.
+
+    Args:
+        neighbors: Neighbors on either side.
+    """
     if neighbors < 1:
         raise InputError(f"topology ring: neighbors must be at least 1, not {neighbors}")
 
@@ -44,6 +48,9 @@ def regular(*, degree: int = 4) -> Topology:
     Drawn by switching: starting from a circle of that degree, two random edges a-b and c-d are
     replaced by a-d and c-b, many times, except where an edge would be doubled. The direction of
     the second edge is random too, because otherwise some graphs could not be reached.
+
+    Args:
+        degree: Neighbors of a client.
     """
     if degree < 1:
         raise InputError(f"topology regular: degree must be at least 1, not {degree}")
@@ -79,7 +86,11 @@ def regular(*, degree: int = 4) -> Topology:
 
 
 def erdos_renyi(*, p: float = 0.2) -> Topology:
-    """Every pair is joined with probability p. A client without neighbors trains alone."""
+    """Every pair is joined with probability p. A client without neighbors trains alone.
+
+    Args:
+        p: Probability that two clients are joined.
+    """
     if not 0 <= p <= 1:
         raise InputError(f"topology erdos_renyi: p is a probability, not {p}")
 
@@ -95,6 +106,9 @@ def erdos_renyi(*, p: float = 0.2) -> Topology:
 def edges(*, path: str = "") -> Topology:
     """A graph from a text file: the numbers of two clients in each line, separated by a comma or a
     space. Edges have no direction.
+
+    Args:
+        path: The file.
     """
     if not path:
         raise InputError("topology edges: needs a file: write edges(path='graph.csv')")
