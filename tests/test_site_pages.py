@@ -29,7 +29,7 @@ from remanence.cli.main import app
 from remanence.config import FLAGS
 from remanence.config.keys import all_settings
 from remanence.core.expressions import options_of
-from remanence.report.table_columns import COLUMNS as REPORT_COLUMNS
+from remanence.reports.table_columns import COLUMNS as REPORT_COLUMNS
 from remanence.results.columns import COLUMNS
 from remanence.results.ledger import MOMENTS, SPLITS
 

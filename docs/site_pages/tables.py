@@ -22,7 +22,7 @@ from remanence.cli.options import LISTS
 from remanence.config import FLAGS, Experiment
 from remanence.config.settings import Section
 from remanence.core.expressions import options_of
-from remanence.report.table_columns import COLUMNS as REPORT_COLUMNS
+from remanence.reports.table_columns import COLUMNS as REPORT_COLUMNS
 from remanence.results.columns import COLUMNS
 from remanence.results.ledger import MOMENTS, SPLITS
 from site_pages.docstrings import cell, code_cell, entries, markdown, prose, sections, table
