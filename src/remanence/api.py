@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from remanence.config import (
     FLAGS,
     changes_from_flags,
-    forbid_import_path,
+    forbid_code,
     parse_experiment,
     read_file,
 )
@@ -89,7 +89,7 @@ def run(
 
 
 def compare(
-    methods: str | Sequence[str],
+    methods: str | Method | Part | Sequence[str | Method | Part],
     *,
     experiment: str | Path | Mapping[str, Any] | None = None,
     seeds: int | Sequence[int] = 1,
@@ -108,7 +108,8 @@ def compare(
     """Compare methods on the same data with the same sampled clients.
 
     Args:
-        methods: The methods, as a list, or as text separated by commas or semicolons.
+        methods: The methods, as a list of texts and objects, or as text separated by commas or
+            semicolons.
         experiment: An experiment file, or nested dictionaries like one.
         seeds: Number of seeds (0, 1, ...), or a list of seeds.
         grid: Values of settings to try, by flag or dotted key: `{"lr": [0.1, 0.05]}`.
@@ -212,7 +213,7 @@ def resume(
     folder: str | Path,
     *,
     rounds: int | None = None,
-    method: Method | Part | None = None,
+    method: Method | Part | Sequence[Method | Part] | None = None,
     model: nn.Module | None = None,
     data: ArrayDataset | Dataset[Any] | None = None,
     quiet: bool = False,
@@ -224,12 +225,12 @@ def resume(
     Args:
         folder: Its folder.
         rounds: Continue a run until this round in total. Default: the rounds of its experiment.
-        method: The method, if it was an object.
+        method: The method, if it was an object; a list of them for a comparison.
         model: The model, if it was an object.
         data: The dataset, if it was an object.
         quiet: Print no progress.
         time_limit: Seconds after which it is saved and `Stopped` is raised.
-        allow_code: Accept a model that is Python code to import.
+        allow_code: Accept a model, method or data that are Python code to import.
 
     Returns:
         The run, comparison or search, with the same result as without the interruption.
@@ -244,10 +245,17 @@ def resume(
                 f" those in {found.folder / 'runs'}"
             )
         objects.pop("method")
+        objects_by_text = _methods_by_text(method)
         if SEARCH in found.plan:
             return resume_search(found.folder, progress=progress, time_limit=limit, **objects)
         return _warn(
-            resume_comparison(found.folder, progress=progress, time_limit=limit, **objects)
+            resume_comparison(
+                found.folder,
+                methods=objects_by_text,
+                progress=progress,
+                time_limit=limit,
+                **objects,
+            )
         )
     return _warn(
         resume_run(found.folder, rounds=rounds, progress=progress, time_limit=limit, **objects)
@@ -264,45 +272,51 @@ def dated_folder(label: str) -> Path:
 
 
 def load_trusted(folder: str | Path, allow_code: bool) -> Run | Comparison:
-    """Load a run or a comparison whose model will be built.
+    """Load a run or a comparison whose model or data will be built.
 
     Args:
         folder: The folder of the run or comparison.
-        allow_code: Accept a model that is Python code to import, `package.module:Class`. A folder
-            from another person must not decide which code runs.
+        allow_code: Accept settings that name Python code to import, `package.module:name`. A
+            folder from another person must not decide which code runs.
     """
     found = load(folder)
     if not allow_code:
-        for network in found.networks:
-            forbid_import_path(network, found.folder)
+        forbid_code(found.settings, found.folder)
     return found
 
 
 def _plan_points(
     base: Mapping[str, Any],
     changes: Mapping[str, Any],
-    methods: str | Sequence[str],
+    methods: str | Method | Part | Sequence[str | Method | Part],
     seeds: int | Sequence[int],
     grid: Mapping[str, Sequence[Any]],
 ) -> list[GridPoint]:
     """Plan the runs of a comparison; the arguments are those of `compare`."""
-    names = (
-        [
-            name.strip()
-            for part in methods.split(";")
-            for name in split_top_level(part)
-            if name.strip()
-        ]
-        if isinstance(methods, str)
-        else list(methods)
-    )
+    given = [methods] if isinstance(methods, Method | Part) else methods
+    if isinstance(given, str):
+        texts = [text for part in given.split(";") for text in split_top_level(part)]
+        given = [text.strip() for text in texts if text.strip()]
+    objects = _methods_by_text(given)
+    names = [method if isinstance(method, str) else describe(_method(method)) for method in given]
     numbers = _seed_list(seeds, "a comparison")
     keys = {}
     for name, values in grid.items():
         if not values:
             raise InputError(f"the grid gives no values for {name}: write --grid {name}=0.1,0.05")
         keys[FLAGS.get(name, name)] = list(values)
-    return plan_grid(base, changes, names, numbers, keys)
+    return plan_grid(base, changes, names, numbers, keys, objects)
+
+
+def _method(method: Method | Part) -> Method:
+    return Method((method,)) if isinstance(method, Part) else method
+
+
+def _methods_by_text(methods: Any) -> dict[str, Method]:
+    """The methods that are objects, by the text that describes them."""
+    several = methods if isinstance(methods, list | tuple) else [methods]
+    objects = (_method(m) for m in several if isinstance(m, Method | Part))
+    return {describe(method): method for method in objects}
 
 
 def _seed_list(seeds: int | Sequence[int], user: str) -> list[int]:
@@ -334,10 +348,9 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
     """Separate objects from names. In the experiment, an object is replaced by a description."""
     objects: dict[str, Any] = {"method": None, "module": None, "source": None}
     names: dict[str, Any] = {}
-    if isinstance(method, Part):
-        method = Method((method,))
-    if isinstance(method, Method):
-        objects["method"], names["method"] = method, describe(method)
+    if isinstance(method, Method | Part):
+        objects["method"] = _method(method)
+        names["method"] = describe(objects["method"])
     elif method is not None:
         names["method"] = method
     if isinstance(model, nn.Module):

@@ -130,7 +130,7 @@ def test_no_key_makes_a_site_open_a_path(
 
 @pytest.mark.parametrize("key", EXPRESSIONS)
 def test_no_key_names_code(key: str, tmp_path: Path, opens: list[str]) -> None:
-    """Only a model may, and only where the policy allows code."""
+    """Unless the policy of the site allows code."""
     (tmp_path / "evil_part.py").write_text("raise RuntimeError('imported')")
     opens.clear()
     config = merged(site_config(small_config("fedavg")), {key: "evil_part:load(number=3)"})
@@ -141,11 +141,7 @@ def test_no_key_names_code(key: str, tmp_path: Path, opens: list[str]) -> None:
     experiment = parse_experiment(config)
     with pytest.raises(NamesFileOrCode, match="imports and runs Python code"):
         check_experiment(experiment)
-    if key == "model":
-        check_experiment(experiment, allow_code=True)
-    else:
-        with pytest.raises(NamesFileOrCode, match="imports and runs Python code"):
-            check_experiment(experiment, allow_code=True)
+    check_experiment(experiment, allow_code=True)
     assert not [name for name in opens if "evil_part" in name]
 
 

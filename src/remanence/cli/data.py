@@ -10,7 +10,7 @@ import typer
 
 from remanence import config
 from remanence.cli.flags import read_settings, with_flags
-from remanence.cli.options import AsJson, DataDir, ExperimentFile, Sets
+from remanence.cli.options import AllowCode, AsJson, DataDir, ExperimentFile, Sets
 
 app = typer.Typer(
     help="Datasets and their partition over clients.",
@@ -75,10 +75,11 @@ def data_show(
     out: Annotated[
         Path | None, typer.Option("--out", help="HTML page to write with the whole partition.")
     ] = None,
+    allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the partition: the fraction of each class in each client's data."""
-    base, changes = read_settings(experiment, flags, set_)
+    base, changes = read_settings(experiment, flags, set_, allow_code)
     checked = config.parse_experiment(base, changes)
     from remanence.cli.listing import show_partition
 

@@ -61,7 +61,7 @@ def with_flags(
 
 
 def read_settings(
-    path: Path | None, flags: dict[str, Any], assignments: list[str] | None, allow_code: bool = True
+    path: Path | None, flags: dict[str, Any], assignments: list[str] | None, allow_code: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of an experiment file, and the changes by flags and by --set."""
     base = config.read_file(path, allow_code) if path else {}

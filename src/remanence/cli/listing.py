@@ -17,6 +17,7 @@ from remanence.attacks import ATTACKS
 from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import unknown
+from remanence.core.imports import find_constructor, installed_parts
 from remanence.data.concept_rules import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.engines.table import ENGINES
@@ -65,7 +66,12 @@ def entries(table: str) -> list[dict[str, Any]]:
         ]
     if table not in TABLES:
         raise unknown("list", table, [*TABLES, "engines"])
-    return [_entry(name, constructor, table) for name, constructor in sorted(TABLES[table].items())]
+    constructors = dict(TABLES[table])
+    if table == "methods":  # those that installed packages bring
+        constructors |= {
+            name: find_constructor(name, constructors, "method") for name in installed_parts()
+        }
+    return [_entry(name, constructor, table) for name, constructor in sorted(constructors.items())]
 
 
 def print_entries(table: str, as_json: bool) -> None:

@@ -32,6 +32,7 @@ import numpy as np
 
 from remanence.core.errors import InputError
 from remanence.core.expressions import Call, instantiate
+from remanence.core.imports import is_import_path
 from remanence.data.cifar import cifar10, cifar100
 from remanence.data.cinic import cinic10
 from remanence.data.dataset import ArrayDataset, DatasetSplit
@@ -99,7 +100,7 @@ def load_dataset(name: str, options: Mapping[str, Any], root: Path | None) -> Ar
     """Read a dataset by name.
 
     Args:
-        name: a key of `DATASETS`.
+        name: a key of `DATASETS`, or the import path of a function that returns data.
         options: keyword arguments of the reader.
         root: the data folder; default: the environment variable REMANENCE_DATA.
 
@@ -108,6 +109,9 @@ def load_dataset(name: str, options: Mapping[str, Any], root: Path | None) -> Ar
     """
     if root is None and os.environ.get("REMANENCE_DATA"):
         root = Path(os.environ["REMANENCE_DATA"])
+    if is_import_path(name):
+        made = instantiate(Call(name, options), {}, "dataset")
+        return made if isinstance(made, ArrayDataset) else from_dataset(made, name=name)
     try:
         dataset: ArrayDataset = instantiate(
             Call(name, options),

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from remanence.config import Experiment, is_import_path
+from remanence.config import Experiment
 from remanence.core.errors import InputError
+from remanence.core.imports import is_import_path
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment.data_setup import load_data

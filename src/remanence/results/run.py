@@ -271,9 +271,9 @@ class Run:
         return [int(client) for client in named if client.isdecimal()]
 
     @property
-    def networks(self) -> list[str]:
-        """The network, as the settings name it."""
-        return [self.config.model]
+    def settings(self) -> dict[str, Any]:
+        """All settings of its experiment, as nested tables."""
+        return self.config.model_dump(mode="json")
 
     def _read(self, name: str, kind: np.dtype, limits: dict[str, int]) -> np.ndarray | None:
         part = self.recorded_part(name)
@@ -369,16 +369,11 @@ class Comparison:
         return [f"{names[run.folder.name]} {text}" for run in self.runs for text in run.warnings]
 
     @property
-    def networks(self) -> list[str]:
-        """The networks that the runs' settings name."""
+    def settings(self) -> list[Any]:
+        """All settings: those of its plan, and those that its runs have stored themselves."""
         if "experiments" not in self.plan:
             raise corrupt_file(self.files / COMPARISON, "it does not describe its runs")
-        return sorted(
-            {
-                str(self.plan["experiments"][cell["name"]].get("model", ""))
-                for cell in self.plan["cells"]
-            }
-        )
+        return [self.plan, *(run.settings for run in self.runs)]
 
     @cached_property
     def cells(self) -> list[dict[str, Any]]:

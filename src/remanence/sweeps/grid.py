@@ -26,6 +26,7 @@ from remanence.core.files import (
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress
 from remanence.core.safe_path import SafePath
+from remanence.core.slots import Method
 from remanence.data.dataset import ArrayDataset
 from remanence.engines.autotune import EngineChoice
 from remanence.experiment.build import build, check_names
@@ -50,14 +51,17 @@ class GridPoint:
     condition: str  # those of them that validation data do not select
     seed: int
     config: Experiment
+    given: Method | None = None  # an object in place of the method that the settings name
 
 
+@preserve_process_state()
 def plan_grid(
     base: Mapping[str, Any],
     changes: Mapping[str, Any],
     methods: Sequence[str],
     seeds: Sequence[int],
     grid: Mapping[str, Sequence[Any]],
+    objects: Mapping[str, Method] | None = None,
 ) -> list[GridPoint]:
     """Every combination, checked.
 
@@ -70,6 +74,7 @@ def plan_grid(
         seeds: Of each method and setting.
         grid: Values by key, a setting or an option of a part such as `fedprox.mu`; every
             combination is a run.
+        objects: Methods that were given as objects, by their text in `methods`.
 
     Raises:
         InputError: The runs would not differ as their labels say, or a setting is invalid.
@@ -95,12 +100,19 @@ def plan_grid(
         )
     cells = []
     for method, setting in ((m, setting) for m in methods for setting in settings[m]):
+        given = (objects or {}).get(method)
+        if given is not None and setting.method != method:
+            raise InputError(
+                f"the grid varies an option of {method}, which is given as an object: give it as"
+                " text, or give one object for each value"
+            )
         fixed = {**changes, **setting.changes, "method": setting.method}
         for seed in seeds:
             config = parse_experiment(base, {**fixed, "seed": seed})
             name = folder_name(f"{method} {setting.text} seed{seed}")
-            cells.append(GridPoint(name, method, setting.text, setting.condition, seed, config))
-        check_names(cells[-1].config)
+            texts = (setting.text, setting.condition)
+            cells.append(GridPoint(name, method, *texts, seed, config, given))
+        check_names(cells[-1].config, given)
     names = Counter(cell.name for cell in cells)
     return [
         c if names[c.name] == 1 else replace(c, name=f"{c.name}-{i}") for i, c in enumerate(cells)
@@ -142,7 +154,7 @@ def start_comparison(
         )
     check_output_dir(out, overwrite, (EXPERIMENT, COMPARISON))
     # one engine for all runs, so that only the method differs between them
-    first = build(cells[0].config, module=module, source=source)
+    first = build(cells[0].config, method=cells[0].given, module=module, source=source)
     check_disk(first.resources, out, len(cells))
     workload = workload_of([cell.config for cell in cells])
     _, choice = resolve_engine(first, progress, workload=workload)
@@ -206,10 +218,13 @@ def resume_comparison(
     *,
     progress: Progress,
     time_limit: TimeLimit,
+    methods: Mapping[str, Method] | None = None,
     module: nn.Module | None = None,
     source: ArrayDataset | None = None,
 ) -> Comparison:
-    """Resume the runs that are unfinished and start those that are missing."""
+    """Resume the runs that are unfinished and start those that are missing; `methods` are those
+    that were given as objects, by their text.
+    """
     folder = SafePath.of(folder)
     plan = Comparison(folder).plan
     if "experiments" not in plan:
@@ -222,6 +237,7 @@ def resume_comparison(
             c.get("condition", ""),
             c["seed"],
             parse_experiment(plan["experiments"][c["name"]]),
+            (methods or {}).get(c["method"]),
         )
         for c in plan["cells"]
     ]
@@ -271,7 +287,7 @@ def _run_grid(
                 f"[{number}/{len(cells)}]"
                 f" {cell.method}{' ' + cell.setting if cell.setting else ''}, seed {cell.seed}"
             )
-            runs.append(QueuedRun(folder, cell.config, title))
+            runs.append(QueuedRun(folder, cell.config, title, method=cell.given))
     resume_command = f"remanence resume {out}"
     return run_all(
         runs,

@@ -17,6 +17,7 @@ from remanence.core.errors import Stopped
 from remanence.core.process_state import preserve_process_state
 from remanence.core.progress import Progress, SharedProgress
 from remanence.core.safe_path import SafePath
+from remanence.core.slots import Method
 from remanence.engines.autotune import EngineChoice
 from remanence.engines.cost import Workload
 from remanence.engines.vectorized import MAX_STACK, VectorizedEngine
@@ -42,6 +43,7 @@ class QueuedRun:
     title: str
     # runs of one task use one engine, so that only the method differs between them
     task: str = ""
+    method: Method | None = None  # an object in place of the method that the settings name
 
     @property
     def started(self) -> bool:
@@ -105,7 +107,7 @@ def _choose(runs: Sequence[QueuedRun], progress: Progress, objects: dict[str, An
             config.stack_size,
         )
     workload = workload_of([each.config for each in runs if each.task == run.task])
-    return resolve_engine(build(run.config, **objects), progress, workload=workload)[1]
+    return resolve_engine(build(run.config, method=run.method, **objects), progress, workload=workload)[1]
 
 
 def workload_of(configs: Sequence[Experiment]) -> Workload:
@@ -142,6 +144,7 @@ def max_runs_per_stack(config: Experiment) -> int:
 
 
 def _run_one(run: QueuedRun, choice: EngineChoice, time_limit: TimeLimit, **given: Any) -> Run:
+    given["method"] = run.method
     if run.started:
         return resume_run(run.folder, time_limit=time_limit, title=run.title, **given)
     return start_run(
