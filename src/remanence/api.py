@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.utils.data import Dataset
 
 from remanence.config import (
     FLAGS,
@@ -44,7 +43,7 @@ def run(
     *,
     method: str | Method | Part | None = None,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -59,7 +58,8 @@ def run(
             settings.
         method: The method, as text or as an object such as `fedprox(mu=0.1) + wsm()`.
         model: The model, as text or as an `nn.Module`.
-        data: The dataset, as text, or a `Dataset` with labels.
+        data: The data, as text or a path, or an object that `rem.from_dataset` reads: a torch
+            dataset, a pair of arrays (x, y), a data frame, or one of these for each site by name.
         out: The output folder. Default: a temporary folder, see `Run.folder`.
         overwrite: Replace an earlier run in the output folder.
         quiet: Print no progress.
@@ -96,7 +96,7 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     select: str | None = None,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -156,7 +156,7 @@ def search(
     experiment: str | Path | Mapping[str, Any] | None = None,
     seeds: int | Sequence[int] = 1,
     model: str | nn.Module | None = None,
-    data: str | ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     out: str | Path | None = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -215,7 +215,7 @@ def resume(
     rounds: int | None = None,
     method: Method | Part | Sequence[Method | Part] | None = None,
     model: nn.Module | None = None,
-    data: ArrayDataset | Dataset[Any] | None = None,
+    data: Any = None,
     quiet: bool = False,
     time_limit: float | None = None,
     allow_code: bool = True,
@@ -357,13 +357,11 @@ def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[s
         objects["module"], names["model"] = model, type(model).__name__
     elif model is not None:
         names["model"] = model
-    if isinstance(data, ArrayDataset):
-        objects["source"], names["data"] = data, data.name
-    elif data is not None and not isinstance(data, str | Path):
-        objects["source"] = from_dataset(data)
-        names["data"] = type(data).__name__
-    elif data is not None:
+    if isinstance(data, str | Path):
         names["data"] = str(data)
+    elif data is not None:
+        objects["source"] = data if isinstance(data, ArrayDataset) else from_dataset(data)
+        names["data"] = objects["source"].name
     return objects, names
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from remanence.core.errors import InputError
 from remanence.core.files import make_folder, translate_disk_errors, write_atomically
 from remanence.core.safe_path import SafePath
-from remanence.data.dataset import ArrayDataset
+from remanence.data.dataset import ArrayDataset, statistics_shape
 from remanence.experiment.data_setup import load_data
 from remanence.report.trackers import TRACKERS, export_scalars
 from remanence.results.manifest import LoadedCheckpoint
@@ -36,7 +36,7 @@ def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, tor
     """
     if not run.metadata["mean"]:
         return None
-    shape = (-1, *(1,) * (len(run.metadata["shape"]) - 1))
+    shape = statistics_shape(tuple(run.metadata["shape"]))
     return torch.tensor(run.metadata["mean"], dtype=dtype).reshape(shape), torch.tensor(
         run.metadata["std"], dtype=dtype
     ).reshape(shape)

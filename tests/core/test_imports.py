@@ -12,16 +12,16 @@ import tomli_w
 
 import remanence as rem
 from remanence.cli.main import app
+from remanence.config import parse_experiment
 from remanence.core import imports
 from remanence.core.compose import parse_method
 from remanence.core.errors import InputError
 from remanence.core.imports import find_import_path, is_import_path
 from remanence.experiment.build import build
-from remanence.config import parse_experiment
 from remanence.extend import check_method
 from remanence.methods import PARTS
 
-METHOD = '''
+METHOD = """
 from remanence.extend import Context, Params, Part, Transform, part, pytree
 
 @part
@@ -45,7 +45,7 @@ def arrays(n: int = 60):
     import numpy as np
     y = np.arange(n) % 3
     return np.eye(3, dtype=np.float32)[y] + 0.1, y
-'''
+"""
 SMALL = {"rounds": 1, "clients": 3, "partition": "iid", "data": "synthetic(samples=90)",
          "epochs": 5}  # fmt: skip
 

@@ -68,6 +68,15 @@ def read_settings(
     return base, {**flags, **config.parse_assignments(assignments or [])}
 
 
+def read_data_settings(
+    what: str | None, flags: dict[str, Any], assignments: list[str] | None, allow_code: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same where the argument is an experiment file or names data as --data does."""
+    if what is None or what.endswith(".toml"):
+        return read_settings(Path(what) if what else None, flags, assignments, allow_code)
+    return read_settings(None, {"data.name": what} | flags, assignments, allow_code)
+
+
 def _flag(name: str) -> inspect.Parameter:
     setting = config.all_settings()[config.FLAGS[name]]
     kind = str if name in PARSED_AS_TEXT else _value_type(setting.annotation)

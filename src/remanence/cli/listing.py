@@ -135,7 +135,8 @@ def _print_clients(table: PartitionTable) -> None:
         shares = counts[client] / size
         bars = "".join(BLOCKS[int(np.ceil(share * (len(BLOCKS) - 1)))] for share in shares)
         held = int((counts[client] > 0).sum())
-        print(f"client {client:4d} {size:7d}  {bars}  {held} classes")
+        name = f" ({table.names[client]})" if table.names else ""
+        print(f"client {client:4d} {size:7d}  {bars}  {held} classes{name}")
     if len(sizes) > MAX_ROWS:
         print(f"... and {len(sizes) - MAX_ROWS} more; --out FILE.html shows more of them")
 

@@ -22,6 +22,7 @@ from remanence.config.parse import (
     write_toml,
 )
 from remanence.config.settings import (
+    DEFAULT_PARTITION,
     ENGINES,
     Experiment,
     Natural,
@@ -31,6 +32,7 @@ from remanence.config.settings import (
 )
 
 __all__ = [
+    "DEFAULT_PARTITION",
     "ENGINES",
     "FLAGS",
     "LARGEST_FILE",

@@ -24,8 +24,8 @@ from remanence.attacks import ATTACKS
 from remanence.config import Experiment, all_settings
 from remanence.core import expressions
 from remanence.core.errors import InputError, unknown
-from remanence.core.imports import installed_parts, is_import_path
 from remanence.core.expressions import Call
+from remanence.core.imports import installed_parts, is_import_path
 from remanence.data import DATASETS, PARTITIONS
 from remanence.data.concept_rules import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES

@@ -66,7 +66,7 @@ def load_client(site: SiteFile, config: Experiment, client: int) -> ArrayDataset
     if is_import_path(text):
         return _call(site, client, text)
     # the coordinator does not decide how much memory a site may use
-    data = {"name": text, "dir": str(site.path.parent), "max_bytes": 0}
+    data = {"name": text, "dir": str(site.path.parent), "max_bytes": 0, "limit": 0, "test_limit": 0}
     return load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
 
 

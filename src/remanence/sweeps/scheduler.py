@@ -107,7 +107,9 @@ def _choose(runs: Sequence[QueuedRun], progress: Progress, objects: dict[str, An
             config.stack_size,
         )
     workload = workload_of([each.config for each in runs if each.task == run.task])
-    return resolve_engine(build(run.config, method=run.method, **objects), progress, workload=workload)[1]
+    return resolve_engine(
+        build(run.config, method=run.method, **objects), progress, workload=workload
+    )[1]
 
 
 def workload_of(configs: Sequence[Experiment]) -> Workload:
