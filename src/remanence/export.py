@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError
 from remanence.core.files import make_folder, translate_disk_errors, write_atomically
+from remanence.core.model_outputs import logits_of
 from remanence.core.safe_path import SafePath
 from remanence.data.dataset import ArrayDataset, statistics_shape
 from remanence.experiment.data_setup import load_data
@@ -100,7 +101,7 @@ def evaluate(
             x = (x.to(dtype) - stats[0]) / stats[1]
         elif x.dtype != torch.int64:  # tokens stay integers
             x = x.to(dtype)
-        logits = model(x)
+        logits = logits_of(model(x))
         loss += float(cross_entropy(logits, y, reduction="sum"))
         np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
     evaluated = (

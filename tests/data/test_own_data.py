@@ -363,7 +363,7 @@ def test_sites_may_lie_below_train_and_test(tmp_path: Path) -> None:
 
 def test_a_class_without_training_images_is_named(tmp_path: Path) -> None:
     layout = {"train/a/x": 2, "train/b/x": 2, "test/a/x": 1, "test/a/y": 1}
-    with pytest.raises(InputError, match="found no images in .*/y: give"):
+    with pytest.raises(InputError, match=r"found no images in .*/y: give"):
         load_dataset("folder", {"path": str(pictures(tmp_path / "all", layout))}, None)
 
 

@@ -94,7 +94,6 @@ def folder(
         )
         for pixels, images in zip(np.split(x, cuts), found, strict=True)
     ]
-    above = "a folder a site and class" if by_site else "a folder a class"
     return assemble(
         str(top),
         parts,
@@ -102,7 +101,7 @@ def folder(
         classes=classes,
         test=test,
         by_site=by_site,
-        note=f"Images of {top.name}, {above}.",
+        note=f"Images of {top.name}, a folder a {'site and class' if by_site else 'class'}.",
         name="folder",
     )
 

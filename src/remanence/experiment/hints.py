@@ -27,6 +27,7 @@ def find_hints(experiment: BuiltExperiment) -> list[str]:
         *_one_class_hints(experiment),
         *_optimizer_hints(experiment),
         *_batch_norm_hints(experiment),
+        *_model_hints(experiment),
         *_round_hints(experiment),
         *_validation_hints(experiment),
         *_public_hints(experiment),
@@ -105,6 +106,24 @@ def _batch_norm_hints(experiment: BuiltExperiment) -> Iterator[str]:
             "some client has a batch of a single example, by whose statistics alone batch norm"
             " normalizes it: change local.batch_size, set local.drop_last=true, or use a model"
             " with group norm"
+        )
+
+
+def _model_hints(experiment: BuiltExperiment) -> Iterator[str]:
+    """Networks that draw random numbers that are not keyed, or that end in softmax."""
+    model = experiment.task.model
+    name = type(model.source_module).__name__
+    if model.draws_unkeyed:
+        yield (
+            f"model {name} draws random numbers of its own, as attention with dropout does: they"
+            " come from a generator that is seeded for each step, so that it trains one client"
+            " after the other; for the other engines set that dropout to 0 (in transformers:"
+            " attention_dropout=0), or use nn.Dropout"
+        )
+    if model.gives_probabilities:
+        yield (
+            f"model {name} ends in softmax, and losses apply it again, so that it learns slowly:"
+            " let it return logits"
         )
 
 

@@ -79,18 +79,7 @@ def plan_grid(
     Raises:
         InputError: The runs would not differ as their labels say, or a setting is invalid.
     """
-    if not methods:
-        raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
-    repeated = [method for method in methods if methods.count(method) > 1]
-    if repeated:
-        raise InputError(f"method {repeated[0]!r} is given twice: write it once")
-    for key, option in (("method", "--methods"), ("seed", "--seeds")):
-        if key in changes or key in grid:
-            raise InputError(f"a comparison does not take {key} as a setting: use {option}")
-    twice = next((seed for place, seed in enumerate(seeds) if seed in seeds[:place]), None)
-    if twice is not None:
-        raise InputError(f"seed {twice} is given twice: write it once")
-    check_axes(methods, grid)
+    _check_plan(methods, seeds, changes, grid)
     settings = {method: expand(method, grid) for method in methods}
     count = sum(map(len, settings.values())) * len(seeds)
     if count > MAX_RUNS:
@@ -117,6 +106,27 @@ def plan_grid(
     return [
         c if names[c.name] == 1 else replace(c, name=f"{c.name}-{i}") for i, c in enumerate(cells)
     ]
+
+
+def _check_plan(
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    changes: Mapping[str, Any],
+    grid: Mapping[str, Sequence[Any]],
+) -> None:
+    """Refuse what is given twice, or as a setting where it is an axis."""
+    if not methods:
+        raise InputError('no methods to compare: write --methods "fedavg; fedavg+wsm"')
+    repeated = [method for method in methods if methods.count(method) > 1]
+    if repeated:
+        raise InputError(f"method {repeated[0]!r} is given twice: write it once")
+    for key, option in (("method", "--methods"), ("seed", "--seeds")):
+        if key in changes or key in grid:
+            raise InputError(f"a comparison does not take {key} as a setting: use {option}")
+    twice = next((seed for place, seed in enumerate(seeds) if seed in seeds[:place]), None)
+    if twice is not None:
+        raise InputError(f"seed {twice} is given twice: write it once")
+    check_axes(methods, grid)
 
 
 @preserve_process_state()
