@@ -19,6 +19,7 @@ from remanence.data import DATASETS, from_dataset, load_dataset
 from remanence.data.naming import parse_data
 from remanence.experiment.build import build
 from remanence.experiment.data_setup import load_data, tabulate_partition
+from remanence.results.client_names import client_label
 
 Y = torch.arange(60) % 3
 RANDOM = np.random.default_rng(0)
@@ -148,6 +149,26 @@ def test_named_sites_are_the_clients(tmp_path: Path) -> None:
     counts = [sum(row) for row in run.metadata["label_counts"]]
     assert counts[0] == 1
     assert counts[1] < counts[2]
+
+
+def test_names_of_sites_are_in_ledger_report_and_diagnosis(tmp_path: Path) -> None:
+    wards = {
+        f"<ward-{name}>": (torch.randn(40, 4) + 3 * name, torch.full((40,), name) + torch.arange(40) % 2)
+        for name in (0, 1)
+    }  # fmt: skip
+    run = rem.run(
+        data=wards, rounds=8, epochs=30, lr=0.5, record_local=True, out=tmp_path / "r", quiet=True
+    )
+    names = {"<ward-0>", "<ward-1>"}
+    assert client_label(run, 1) == "<ward-1>"
+    assert client_label(run, 2) == "client 2"
+    frame = run.ledger.to_pandas()
+    assert set(frame[frame.model >= 0].client_name) == names
+    assert set(frame[frame.model < 0].client_name) == {""}
+    page = Path(rem.write_report(run.folder)).read_text(encoding="utf-8")
+    assert "<ward-0>" not in page.replace("\\u003cward-0\\u003e", "")
+    assert "ward-0" in page
+    assert "ward-" in " ".join(finding.sentence for finding in rem.diagnose([run])[0].findings)
 
 
 def test_a_partition_that_is_named_wins_over_sites() -> None:

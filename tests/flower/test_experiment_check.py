@@ -32,8 +32,9 @@ from remanence.flower.site import Site
 from remanence.flower.wire import WireMessage
 
 SECRET = "patient 7 has hepatitis"
-PATHS = {("data.name", "folder"), ("data.name", "npz"), ("drift.schedule", "table")} | {
-    ("peers.topology", "edges")
+PATHS = {("data.name", name) for name in ("folder", "hub", "npz", "pfllib", "table")} | {
+    ("drift.schedule", "table"),
+    ("peers.topology", "edges"),
 }
 opened: list[str] = []  # paths that Python opened
 listening = False
@@ -231,7 +232,7 @@ def test_the_coordinator_keeps_its_files_to_itself(tmp_path: Path) -> None:
     received = site_config(check_deployable(config))
     assert str(tmp_path) not in str(received)
     assert received["data"]["name"] == "sites"
-    assert set(DATASETS) - {"npz", "folder"} == {
+    assert set(DATASETS) - {"folder", "hub", "npz", "pfllib", "table"} == {
         name
         for name in DATASETS
         if site_config(parse_experiment({}, {"data.name": name}))["data"]["name"] == name

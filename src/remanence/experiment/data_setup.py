@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -253,7 +253,7 @@ class PartitionTable:
     clusters: list[list[int]]  # [time steps][clients]; empty without drift
     concepts: list[str]  # descriptions, by cluster
     notes: list[str]
-    names: list[str]  # of the clients, where they are sites
+    names: list[str] = field(default_factory=list)  # of the clients, where they are sites
 
     def to_json(self) -> dict[str, Any]:
         """The table as JSON; the entries about drift only where there is drift."""

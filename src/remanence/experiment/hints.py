@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remanence.core import expressions
 from remanence.experiment.task_checks import has_batch_of_one
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def _one_class_hints(experiment: BuiltExperiment) -> Iterator[str]:
     by its alpha.
     """
     flat, partition = parts_needing_classes(experiment), experiment.config.data.partition
-    concentrated = expressions.parse_call(partition).name.startswith("dirichlet")
+    concentrated = partition.lstrip().startswith("dirichlet")
     if not (flat or concentrated):
         return
     clients, single = experiment.task.info.num_clients, count_one_class_clients(experiment)

@@ -111,6 +111,11 @@ def build_coordinator(config: Experiment) -> tuple[BuiltExperiment, Description 
             "the coordinator has no data (data sites), so it has no public set either:"
             " name its data, or use a method that needs none"
         )
+    if config.data.limit or config.data.test_limit:
+        raise InputError(
+            "data.limit and data.test_limit are for data of the coordinator, and it has none: leave"
+            " them out, and give every site the examples it shall use"
+        )
     # placeholder examples, divided evenly
     even = config.data.model_copy(update={"partition": "iid", "validation": 0.0})
     experiment = build(config.model_copy(update={"data": even}), source=description.source)

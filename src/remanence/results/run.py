@@ -15,6 +15,7 @@ import numpy as np
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, unknown
 from remanence.core.safe_path import SafePath
+from remanence.results.client_names import client_names
 from remanence.results.columns import COLUMNS
 from remanence.results.manifest import (
     CHECKPOINTS,
@@ -191,6 +192,7 @@ class Run:
         from remanence.results.ledger import Ledger
 
         ledger = Ledger.read(self.files / LEDGER, self.recorded_part(LEDGER))
+        ledger.client_names = client_names(self.metadata)
         self._check_numbers(self.files / LEDGER, ledger.records)
         return ledger
 
