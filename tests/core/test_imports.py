@@ -211,3 +211,49 @@ def test_no_run_folder_imports(place: str, tmp_path: Path) -> None:
             app(command, standalone_mode=False)
     assert not evil.exists()
     assert done.folder == tmp_path / "c"
+
+
+def test_a_search_does_not_continue_with_the_code_of_a_folder(tmp_path: Path) -> None:
+    """A command that finds a folder runs the code that the user typed, and no other."""
+    evil = tmp_path / "imported"
+    (tmp_path / "evil_part.py").write_text(f"open({str(evil)!r}, 'w').close()\n")
+
+    def search() -> None:
+        rem.search(
+            "outside_part:pull", around=0.1, **SMALL, out=tmp_path / "s", quiet=True
+        )  # fmt: skip
+
+    search()
+    search()  # its own code
+    run = sorted((tmp_path / "s" / "runs").iterdir())[-1]
+    file = next(path for path in run.glob("*.toml") if "outside_part" in path.read_text())
+    file.write_text(file.read_text().replace("outside_part:pull", EVIL))
+    with pytest.raises(
+        InputError, match=r"Python code \(evil_part:load\) that this search does not"
+    ):
+        search()
+    assert not evil.exists()
+
+
+@pytest.mark.parametrize("command", ["init", "check", "audit"])
+@pytest.mark.parametrize("key", ["method", "model", "data"])
+def test_no_experiment_of_a_federation_imports(
+    command: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("flwr")
+    evil = tmp_path / "imported"
+    (tmp_path / "evil_part.py").write_text(f"open({str(evil)!r}, 'w').close()\n")
+    (tmp_path / "exp.toml").write_text(tomli_w.dumps({key: SETTINGS[key]}))
+    (tmp_path / "site.toml").write_text('name = "a"\n[data]\n0 = "share"\n')
+    words = {
+        "init": ["init", "app", "--config", "exp.toml"],
+        "check": ["check", "site.toml", "exp.toml"],
+        "audit": ["audit", "site.toml", "exp.toml"],
+    }[command]
+    try:
+        app(["flower", *words], standalone_mode=False)
+        said = capsys.readouterr().out
+    except InputError as error:
+        said = str(error)
+    assert "imports and runs Python code" in said
+    assert not evil.exists()

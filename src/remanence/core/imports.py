@@ -22,6 +22,7 @@ GROUP = "remanence.parts"  # each entry point is the constructor of a part, by n
 _NAME = r"[A-Za-z_]\w*(?:\.\w+)*"
 _PATH = re.compile(rf"{_NAME}:{_NAME}", re.ASCII)
 # more than `_PATH` finds within an expression, so that nothing importable is overlooked
+_WITHIN = re.compile(rf"(?<![\w./\-]){_NAME}:{_NAME}", re.ASCII)
 _ANYWHERE = re.compile(rf"(?<![\w./\-]){_NAME}:[A-Za-z_]", re.ASCII)
 
 
@@ -41,6 +42,16 @@ def find_import_path(settings: Any) -> str | None:
     'fedavg+mine:loss(a=1)'
     """
     return next((text for text in _texts(settings) if _ANYWHERE.search(text)), None)
+
+
+def import_paths(settings: Any) -> set[str]:
+    """All import paths in nested tables and lists of settings.
+
+    >>> import_paths({"method": "fedavg+mine:loss(a=1)", "model": "mine:Net"}) == {
+    ...     "mine:loss", "mine:Net"}
+    True
+    """
+    return {path for text in _texts(settings) for path in _WITHIN.findall(text)}
 
 
 def _texts(settings: Any) -> Iterator[str]:

@@ -18,14 +18,15 @@ from __future__ import annotations
 import contextlib
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from remanence.attacks import ATTACKS
-from remanence.config import Experiment, all_settings
+from remanence.config import Experiment, all_settings, parse_experiment, read_file
 from remanence.core import expressions
 from remanence.core.errors import InputError, unknown
 from remanence.core.expressions import Call
-from remanence.core.imports import installed_parts, is_import_path
+from remanence.core.imports import find_import_path, installed_parts, is_import_path
 from remanence.data import DATASETS, PARTITIONS
 from remanence.data.concept_rules import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
@@ -81,6 +82,18 @@ def check_experiment(config: Experiment, allow_code: bool = False) -> None:
             )
         for call in _calls(value):
             _check_call(key, call, allow_code)
+
+
+def read_at_site(path: Path, allow_code: bool) -> Experiment:
+    """Read the file of an experiment at a site, whose policy says whether it may name code."""
+    settings = read_file(path)
+    text = find_import_path(settings)
+    if text is not None and not allow_code:
+        raise NamesFileOrCode(
+            f"{path} imports and runs Python code ({text}), but this site does not allow that"
+            " (policy.code)"
+        )
+    return parse_experiment(settings)
 
 
 def _texts(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
