@@ -4,7 +4,9 @@ file for each client. The files hold a pickled dictionary, which is read without
 
 from __future__ import annotations
 
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,7 +77,20 @@ def _read_file(file: Path, held: int) -> tuple[np.ndarray, np.ndarray]:
             check_memory(file, needed)
             with archive.open(member) as opened:
                 raw = opened.read(size)
-    except (zipfile.BadZipFile, KeyError, NotImplementedError, EOFError) as error:
+    except FileNotFoundError:
+        raise
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        struct.error,
+        EOFError,
+        KeyError,
+        NotImplementedError,
+        OSError,
+        OverflowError,
+        RuntimeError,
+        UnicodeDecodeError,
+    ) as error:
         raise damaged_file(
             file, "an array named data, as PFLlib saves it", str(error), "generate it again"
         ) from None

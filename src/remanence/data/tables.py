@@ -182,7 +182,7 @@ def _number_column(column: np.ndarray, name: str, what: str) -> np.ndarray:
     except (ValueError, TypeError):
         raise InputError(
             f"column {name!r} of {what!r} holds {_example(column)} where numbers are needed: encode"
-            f" it as numbers, or leave it out with drop={name}"
+            f" it as numbers, leave it out with drop={name}, or write site={name} if it names sites"
         ) from None
 
 
