@@ -52,12 +52,29 @@ def test_statistics_of_tables_survive_a_large_offset() -> None:
     assert np.array_equal(std, [1.0, 1.0])
 
 
+def test_the_range_is_that_of_all_channels() -> None:
+    """Bytes from 0 to 255 are shifted and divided by 127.5, as x / 255 would be by one half. Where
+    all inputs are equal, they become 0.
+    """
+    x = np.zeros((6, 2, 2, 2), dtype=np.uint8)
+    x[2, 1, 0, 1] = 255
+    found = replace(GOOD_IMAGES, train=DatasetSplit(x, np.arange(6) % 2)).input_range()
+    assert found is not None
+    assert [part.tolist() for part in found] == [[127.5, 127.5]] * 2
+    equal = replace(GOOD_IMAGES, train=DatasetSplit(x[:1] + 3, np.arange(1))).input_range()
+    assert equal is not None
+    assert [part.tolist() for part in equal] == [[3.0, 3.0], [1.0, 1.0]]
+
+
 def test_tokens_have_no_statistics() -> None:
     split = DatasetSplit(np.zeros((4, 3), dtype=np.int64), np.arange(4) % 2)
-    assert validate(ArrayDataset("mine", "tokens", ("a", "b"), split, split)).statistics() is None
+    tokens = validate(ArrayDataset("mine", "tokens", ("a", "b"), split, split))
+    assert tokens.statistics() is tokens.input_range() is None
 
 
 GOOD = table()
+IMAGES = DatasetSplit(np.zeros((6, 2, 2, 2), dtype=np.uint8), np.arange(6) % 2)
+GOOD_IMAGES = ArrayDataset("mine", "image", ("a", "b"), IMAGES, IMAGES)
 NAN = np.array([[0, np.nan]], dtype=np.float32)
 ONE = np.zeros(1, dtype=np.int64)
 

@@ -39,6 +39,10 @@ CASES: dict[str, tuple[str, Method]] = {
         "dac(peers=2, tau=30, schedule=true)",
         Method("dac", peers=2, tau=30.0, published_tau=True),
     ),
+    "dac, first measurement overwritten": (
+        "dac(peers=2, tau=3, overwrite_first=true)",
+        Method("dac", peers=2, tau=3.0, hearsay_wins=True),
+    ),
     "hast": (
         "hast(peers=2, tau=3, depth=1, finetune_epochs=2)",
         Method("hast", peers=2, tau=3.0, depth=1),

@@ -32,8 +32,10 @@ from methods.drifting_task import (
     make_experiment,
     make_net,
     play_states,
+    read_rows,
 )
 from reference import decentralized as reference_rounds
+from reference.gossip import mean_error
 from rounds.test_run import Tampered, poison
 
 from remanence.core.engine import PairCounts
@@ -103,9 +105,18 @@ def test_situations_equal_explicit_loops(situation: str, case: str) -> None:
     states, lines = play_states(experiment, SequentialEngine(experiment.task))
     assert_as_the_reference(states, history, case != "random")
     assert_stacks_agree(experiment, states)
+    valid, known = read_rows(experiment)("valid"), set(range(CLIENTS))  # all warm up
     for line, wanted in zip(lines, history[1:], strict=True):
         assert line["replies"] == len(wanted["active"])
         assert line["early_stopped"] == sum(wanted["stopped"])
+        # a client that stopped or went offline keeps its model; after a drift one that has not
+        # taken part yet has no accuracy
+        known = set(wanted["active"]) | (known if (wanted["round"] - 1) % ROUNDS else set())
+        known |= set(range(CLIENTS)) if wanted["step"] == 0 else set()
+        errors = [
+            mean_error(make_net(), wanted["models"][k], valid(wanted["step"], k)) for k in known
+        ]
+        assert line["valid_accuracy"] == pytest.approx(1 - sum(errors) / len(errors), abs=1e-12)
     if situation == "patience":
         stopped = [sum(record["stopped"]) for record in history[1:]]
         assert stopped[ROUNDS - 1] > 0
@@ -301,12 +312,13 @@ def test_without_validation_rows_the_last_model_counts() -> None:
         changes = {"drift.validation": 0, "data.validation": 0, "peers.patience": 1}
         experiment = make_experiment(CASES[name][0], **changes)
         for engine in (SequentialEngine(experiment.task), VectorizedEngine(experiment.task, 4)):
-            states, _ = play_states(experiment, engine)
+            states, lines = play_states(experiment, engine)
             now = client_models(states[-1])
             assert all(
                 torch.equal(value, now.best.params[key]) for key, value in now.models.params.items()
             )
             assert now.best_loss.tolist() == [math.inf] * CLIENTS
+            assert lines[-1]["valid_accuracy"] is None
             assert not now.early_stopped.any()
 
 

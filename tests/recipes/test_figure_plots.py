@@ -50,6 +50,32 @@ def test_curves_stand_in_the_panel_of_their_setting() -> None:
     assert sorted(band.y) == [0.125, 0.375]
 
 
+def test_losses_stand_in_panels_of_their_own() -> None:
+    """Records without a loss, as those written before losses were drawn, have accuracies alone."""
+    lines = ["A,easy,1,0.5,,1.5,", "A,easy,2,0.75,,1.25,0.25", "B,hard,1,0.25,,,"]
+    figure = draw("curves_with_loss", *lines)
+    assert titles(figure) == ["easy", "easy", "hard"]
+    drawn = {(trace.name, trace.yaxis): list(trace.y) for trace in figure.data}
+    assert drawn == {
+        ("A", "y"): [0.5, 0.75],
+        (None, "y2"): [1.5, 1.5, 1.0, 1.5],
+        ("A", "y2"): [1.5, 1.25],
+        ("B", "y3"): [0.25],
+    }
+    names = [getattr(figure.layout, f"yaxis{number}").title.text for number in ("", 2, 3)]
+    assert names == ["test accuracy", "test loss", "test accuracy"]
+    records = [{"row": "A", "column": "easy", "round": "1", "accuracy": "0.5", "deviation": ""}]
+    assert titles(PLOTS["curves_with_loss"](records)) == ["easy"]
+
+
+def test_clusters_of_clients_over_time() -> None:
+    figure = draw("drift", "r,moves,0,0,0", "r,moves,0,1,0", "r,moves,1,0,0", "r,moves,1,1,2")
+    assert titles(figure) == ["moves"]
+    assert [list(line) for line in figure.data[0].z] == [[0, 0], [0, 2]]
+    assert list(figure.data[0].x) == [0, 1]
+    assert figure.layout.coloraxis.cmax == 2.5
+
+
 def test_distributions_of_both_kinds() -> None:
     setting = '"CIFAR-10, beta 0.1, global"'
     figure = draw(
@@ -78,10 +104,11 @@ def test_a_map_of_forgetting_ends_with_the_mean_over_the_others() -> None:
         "A,c,7,3,5,0.6,0.0,0.6",
         "A,c,7,4,3,0.5,0.6,-0.1",
     ]
-    forgotten, after = draw("heatmap", *rows).data
+    forgotten, after, before = draw("heatmap", *rows).data
     assert list(forgotten.x) == ["3", "4", "5", "mean"]
     assert [list(line) for line in forgotten.z] == [[0.2, 0.4, 0.6, 0.5], [-0.1, None, None, -0.1]]
     assert [list(line) for line in after.z] == [[0.3, 0.1, 0.0], [0.6, None, None]]
+    assert [list(line) for line in before.z] == [[0.5, 0.5, 0.6], [0.5, None, None]]
 
 
 def test_one_round_in_its_order() -> None:

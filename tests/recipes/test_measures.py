@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from metrics.small_ledger import line, make_run
+from metrics.small_ledger import line, make_ledger, make_run, play_round
 
 from remanence.config import parse_experiment, write_toml
 from remanence.core.errors import InputError
 from remanence.recipes import measures
+from remanence.recipes.cell_evidence import CellEvidence, RecipeMeasure
 from remanence.recipes.figure_data import figure_csv
-from remanence.recipes.measures import CellEvidence, centralized_events, nearest_round
+from remanence.recipes.measures import centralized_events, nearest_round
 from remanence.recipes.recipe import CellNumber
 from remanence.results.ledger import EXAMPLE, MOMENTS
 from remanence.results.run import EXAMPLES, EXPERIMENT, METRICS, Run
@@ -60,7 +61,7 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def of(measure: measures.RecipeMeasure, *runs: Run) -> CellNumber:
+def of(measure: RecipeMeasure, *runs: Run) -> CellNumber:
     return measure(CellEvidence(runs, {}, ()))
 
 
@@ -132,8 +133,18 @@ def test_a_measure_from_round_to_round_needs_every_round(write: Write, name: str
     measure, run = measures.MEASURES[name](), write({5: 0.5, 10: 0.4}, every=5)
     with pytest.raises(InputError, match=f"{name} compares .* recorded every 5 rounds: run it"):
         of(measure, run)
-    with pytest.raises(InputError, match="recorded every 5 rounds"):
-        figure_csv("cdf", {("a", "b"): (run,)})
+
+
+@pytest.mark.parametrize(("every", "kinds"), [(1, ["global", "local"]), (5, ["local"])])
+def test_global_forgetting_is_drawn_where_every_round_was_recorded(
+    write: Write, every: int, kinds: list[str]
+) -> None:
+    run = write({every: 0.5, 2 * every: 0.4}, every=every)
+    played = play_round([4, 4], [4, 2], {7: (1.0, [2, 4])}, [4, 4])
+    run.__dict__["ledger"] = make_ledger(*played)
+    lines = figure_csv("cdf", {("a", "b"): (run,)}).splitlines()[1:]
+    assert [line.split(",")[2] for line in lines] == kinds
+    assert "a,b,local,0.25,1" in lines  # class 0 falls from 4 of 4 to 2, class 1 gains
 
 
 def test_forgetting_from_round_to_round(write: Write) -> None:
@@ -238,3 +249,27 @@ def test_without_records_there_is_no_number(write: Write) -> None:
     run = write({10: 0.5})
     assert of(measures.forgettable(), run) == CellNumber()
     assert of(measures.forgetting_events(), run) == CellNumber()
+
+
+def test_the_share_of_rounds_ahead(write: Write) -> None:
+    """Ahead in rounds 2 and 4, level in 6, behind in 8; round 10 only one of them has."""
+    own = write({2: 0.3, 4: 0.5, 6: 0.5, 8: 0.4, 10: 0.9})
+    other = write({2: 0.2, 4: 0.4, 6: 0.5, 8: 0.6})
+    measure = measures.share_ahead(of="b")
+    rows = {"a": (own,), "b": (other,)}
+    assert measure(CellEvidence((own,), rows, ())) == CellNumber(0.5)
+    assert measure(CellEvidence((other,), rows, ())) == CellNumber(0.0)  # against itself
+    assert measure(CellEvidence((own,), {"a": (own,)}, ())) == CellNumber()
+
+
+def test_the_growth_of_a_lead(write: Write) -> None:
+    """Four time steps of 2 rounds. The leads over the better of the others are .1, .1, .2 and
+    .4: .3 in the later half, .1 in the earlier one. Accuracy within a step does not count.
+    """
+    own = write({1: 0.9, 2: 0.5, 4: 0.5, 6: 0.6, 8: 0.8}, rounds=2)
+    second = write({1: 0.0, 2: 0.4, 4: 0.3, 6: 0.4, 8: 0.4}, rounds=2)
+    third = write({1: 0.0, 2: 0.1, 4: 0.4, 6: 0.1, 8: 0.1}, rounds=2)
+    rows = {"a": (own,), "b": (second,), "c": (third,)}
+    found = measures.lead_growth()(CellEvidence((own,), rows, ())).value
+    assert found == pytest.approx(0.2)
+    assert measures.lead_growth()(CellEvidence((own,), {"a": (own,)}, ())) == CellNumber()

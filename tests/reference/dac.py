@@ -65,15 +65,21 @@ def two_hop(
 
 
 def update_similarities(
-    me: int, losses: Mapping[int, float], old: Sequence[Sequence[float]], met: Sequence[bool]
+    me: int,
+    losses: Mapping[int, float],
+    old: Sequence[Sequence[float]],
+    met: Sequence[bool],
+    hearsay_wins: bool = False,
 ) -> tuple[list[float], list[bool]]:
     """Return my similarities and the peers I have met, after probing. losses: of each probed peer's
-    model on my training examples
+    model on my training examples; hearsay_wins: a peer probed for the first time is estimated too,
+    if another of the probed peers knows it
     """
     mine, acquainted = list(old[me]), list(met)
     for j, loss in losses.items():
         mine[j] = similarity_of(loss)
         acquainted[j] = True
-    for j, estimate in two_hop(me, mine, old, acquainted, list(losses)).items():
+    strangers = met if hearsay_wins else acquainted
+    for j, estimate in two_hop(me, mine, old, strangers, list(losses)).items():
         mine[j] = estimate
     return mine, acquainted

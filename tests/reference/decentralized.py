@@ -71,6 +71,8 @@ class Method:
     peers: int = 3
     tau: float = 30.0
     published_tau: bool = False  # dac: the temperature grows within a time step
+    # dac: what the other probed peers say of a peer replaces its first measurement
+    hearsay_wins: bool = False
     depth: int = 3  # hast: layers of the classifier
     fresh: bool = (
         # hast: the second selection uses the similarities of this round (algorithm 4) instead of
@@ -191,7 +193,7 @@ def exchange(
         for j in result["chosen"]:
             result["probes"][j] = mean_loss(scenario.net, run.models[j], scenario.train(step, k))
         result["similarities"], result["met"] = update_similarities(
-            k, result["probes"], run.similarities, run.met[k]
+            k, result["probes"], run.similarities, run.met[k], method.hearsay_wins
         )
     result["mixed_1"] = mix_with(run.models[k], result["chosen"])
 

@@ -203,6 +203,14 @@ def test_two_hop_on_four_clients() -> None:
         [0.0, 2.0, 4.0, 0.1],
         [False, True, True, False],
     )
+    # where hearsay wins, 1 has 2's value for it and 2 has 1's; a peer that was met has its own
+    assert update_similarities(0, losses, old, [False] * 4, True)[0] == [0.0, 1.0, 1.0, 0.1]
+    assert update_similarities(0, losses, old, [False, True, True, False], True)[0] == [
+        0.0,
+        2.0,
+        4.0,
+        0.1,
+    ]
     old[2][3] = 0.0
     assert update_similarities(0, losses, old, [False] * 4)[0] == [0.0, 2.0, 4.0, 0.8]
     old[1][3] = 0.0

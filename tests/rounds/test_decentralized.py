@@ -377,3 +377,27 @@ def test_examples_and_confusions_of_clients_models(recorded: tuple[Run, BuiltExp
         == tests["correct"].tolist()
     )
     assert run.confusions["confusion"].sum(axis=1).tolist() == tests["predicted"].tolist()
+
+
+def test_evaluation_begins_with_the_first_round_that_is_named(tmp_path: Path) -> None:
+    """Two time steps of three rounds, every other round: from the first of each, from the second,
+    and without a first round those with even numbers; the ends of time steps always. The current
+    models' validation is known of all rounds.
+    """
+    for first, evaluated in ((1, [1, 3, 4, 6]), (2, [2, 3, 5, 6]), (0, [2, 3, 4, 6])):
+        config = config_of(HAST, **{"record.every": 2, "record.first": first})
+        run = start_run(config, tmp_path / str(first))
+        assert run.curve()[0] == evaluated
+        assert run.curve(value="valid_accuracy")[0] == [1, 2, 3, 4, 5, 6]
+
+
+def test_inputs_between_minus_one_and_one(tmp_path: Path) -> None:
+    """The training inputs of digits are 0 to 16: middle 8, half the range 8."""
+    for normalize, lowest, highest in (("range", -1, 1), (False, 0, 16)):
+        experiment = build(
+            config_of(
+                HAST, **{"data.name": "digits", "data.normalize": normalize, "drift.concepts": ""}
+            )
+        )
+        inputs = experiment.task.train.inputs(torch.arange(100))
+        assert (float(inputs.min()), float(inputs.max())) == (lowest, highest)

@@ -274,6 +274,7 @@ def small_state(round: int) -> RunState:
         best_loss=torch.zeros(2, dtype=torch.float64),
         rounds_since_best=torch.zeros(2, dtype=torch.int64),
         early_stopped=torch.zeros(2, dtype=torch.bool),
+        valid_accuracy=torch.zeros(2, dtype=torch.float64),
         peers={"part": {"similarity": torch.zeros(2, 2)}},
         peer_counts=torch.zeros(2, 2, dtype=torch.int64),
     )

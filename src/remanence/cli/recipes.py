@@ -54,6 +54,16 @@ ContinuedFolder = Annotated[
     Path | None,
     typer.Option("--out", help="Output folder. The same command with the same folder continues."),
 ]
+RunsFrom = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--runs-from",
+        metavar="DIR",
+        help="Output folder of another result. Its finished runs with the same settings are"
+        " copied, not trained again. May be repeated.",
+        show_default=False,
+    ),
+]
 
 
 def reproduce(
@@ -65,6 +75,7 @@ def reproduce(
     substitute_data: SubstituteData = False,
     data_dir: DataDir = None,
     out: ContinuedFolder = None,
+    runs_from: RunsFrom = None,
     batch_runs: BatchRuns = 0,
     set_: Sets = None,
     time_limit: TimeLimitSeconds = None,
@@ -100,6 +111,7 @@ def reproduce(
         name,
         out,
         **options,
+        runs_from=runs_from or [],
         batch_runs=batch_runs,
         progress=make_progress(quiet or as_json),
         time_limit=TimeLimit(time_limit),
@@ -117,7 +129,7 @@ def results(
     folders: Annotated[list[Path], typer.Argument(help="Output folders of remanence reproduce.")],
     out: Annotated[Path, typer.Option("--out", help="Folder of the pages.")] = Path("docs/results"),
 ) -> None:
-    """Write one page for each paper from reproduced results."""
+    """Write a page for each paper, and one of all papers, from reproduced results."""
     from remanence.recipes.results_pages import write_results
 
     for page in write_results(folders, out):

@@ -72,9 +72,10 @@ class DataSettings(Section):
     augment: tuple[Literal["crop", "flip", "cutout"], ...] = Field(
         default=(), description="Augmentations of training images: crop, flip, cutout."
     )
-    normalize: StrictBool = Field(
+    normalize: StrictBool | Literal["range"] = Field(
         default=True,
-        description="Normalize inputs to mean 0 and standard deviation 1, by channel or column.",
+        description="Normalize inputs to mean 0 and standard deviation 1, by channel or column."
+        " range: scale them to between -1 and 1, by the smallest and the largest training input.",
     )
 
 
@@ -231,6 +232,12 @@ class RecordSettings(Section):
 
     every: Count = Field(
         default=1, description="Rounds between two evaluations. The last round is always evaluated."
+    )
+    first: Natural = Field(
+        default=0,
+        description="First round of a time step that is evaluated: 1 with record.every=5 evaluates"
+        " its rounds 1, 6, 11 and so on, and its last one. 0: every round that record.every"
+        " divides.",
     )
     local: StrictBool = Field(
         default=False,

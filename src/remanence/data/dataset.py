@@ -113,6 +113,17 @@ class ArrayDataset:
         std = np.sqrt(variance)
         return mean, np.where(std > 0, std, 1.0)
 
+    def input_range(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the middle of the smallest and the largest training input and half their
+        distance, in raw units, in the form of `statistics`: inputs minus the first, divided by the
+        second, lie between -1 and 1.
+        """
+        if self.kind == "tokens":
+            return None
+        lowest, highest = float(self.train.x.min()), float(self.train.x.max())
+        channels = np.ones(self.shape[0])
+        return channels * (lowest + highest) / 2, channels * ((highest - lowest) / 2 or 1.0)
+
 
 def statistics_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape in which one number for each channel or feature broadcasts over an example: the

@@ -258,7 +258,7 @@ def _make_examples(
     dtype: torch.dtype,
 ) -> tuple[Examples, Examples]:
     """Training and test examples on the device; only training examples are augmented."""
-    statistics = _statistics(dataset) if config.data.normalize else None
+    statistics = _statistics(dataset, config.data.normalize)
     train, test = (
         to_device(
             views.x,
@@ -275,9 +275,13 @@ def _make_examples(
 
 
 @functools.lru_cache(maxsize=2)
-def _statistics(dataset: ArrayDataset) -> tuple[np.ndarray, np.ndarray] | None:
-    """Mean and deviation, computed once for all runs of a comparison."""
-    return dataset.statistics()
+def _statistics(
+    dataset: ArrayDataset, normalize: bool | str
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """What inputs are shifted and divided by, computed once for all runs of a comparison."""
+    if normalize == "range":
+        return dataset.input_range()
+    return dataset.statistics() if normalize else None
 
 
 def _make_info(

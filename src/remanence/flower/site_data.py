@@ -125,7 +125,8 @@ def build_site_task(site: SiteFile, config: Experiment, expected: Mapping[str, A
         "",
     )
     # shares are normalized with the statistics of published data
-    own_statistics = not simulated and task.train.mean is not None and not expected.get("std")
+    shared_statistics = config.data.normalize is True and expected.get("std")
+    own_statistics = not simulated and task.train.mean is not None and not shared_statistics
     return SiteTask(experiment, engine, simulated, uses_counts, own_statistics)
 
 
@@ -210,7 +211,7 @@ def _build_from_files(
     task = experiment.task
     population = _renumber(task.population.at(0), dataset, list(datasets), count)
     task = replace(task, population=population, info=replace(task.info, num_clients=count))
-    if config.data.normalize and expected.get("std"):
+    if config.data.normalize is True and expected.get("std"):
         task = _normalize_with(task, dataset, expected)
     return replace(experiment, task=task)
 

@@ -28,10 +28,22 @@ from remanence.peers import similarity
 from remanence.peers.peer_sampling import sample_weighted
 
 GROWTH = 0.2  # rate of the authors' schedule of tau
+ADDRESSES = (
+    Remedy(
+        MIXING, "averages with peers whose models have a low loss on the client's own data", rank=1
+    ),
+    Remedy(PEER_DRIFT, rank=1),
+)
 
 
 @part
-def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
+def dac(
+    *,
+    peers: int = 6,
+    tau: float = 30.0,
+    schedule: bool = False,
+    overwrite_first: bool = False,
+) -> Part:
     """Peers are sampled by softmax(tau * s), where s is the inverse loss of a peer's model on the
     client's own training examples.
 
@@ -43,6 +55,9 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
         tau: How strongly similar peers are preferred; 0 gives Random.
         schedule: Let tau grow from 1 over the rounds of a time step, 2 tau / (1 + exp(-.2 t)) -
             tau + 1, as in the authors' code.
+        overwrite_first: Let a two-hop estimate replace the similarity measured when a peer is met
+            for the first time, as in the code of the HAST thesis. The code of DAC's authors keeps
+            what was measured, and so does the default.
     """
     check_peers("dac", peers)
     check_range(tau >= 0, "dac", "tau", "of at least 0", tau)
@@ -62,20 +77,15 @@ def dac(*, peers: int = 6, tau: float = 30.0, schedule: bool = False) -> Part:
     def decide(
         probed: Tensor, losses: Tensor, ctx: PeerContext
     ) -> tuple[tuple[PeerAverage, ...], Tree]:
-        return (PeerAverage(probed),), similarity.update(ctx.state, probed, losses)
+        return (PeerAverage(probed),), similarity.update(
+            ctx.state, probed, losses, overwrite_first=overwrite_first
+        )
 
     return Part(
         "dac",
         hyper={"tau": tau},
-        static=("peers", "schedule"),
-        addresses=(
-            Remedy(
-                MIXING,
-                "averages with peers whose models have a low loss on the client's own data",
-                rank=1,
-            ),
-            Remedy(PEER_DRIFT, rank=1),
-        ),
+        static=("peers", "schedule", "overwrite_first"),
+        addresses=ADDRESSES,
         peers=PeerSelection(
             similarity.init_similarity,
             probe,

@@ -6,8 +6,8 @@ everything else is computed from them later.
 - `accuracy_tables`: accuracies from the counts of the ledger; the other modules start from these.
 - `forgetting`, `confusion`, `phase_decomposition`, `examples`: what was forgotten, which classes it
   is confused with, in which phase of a round, and which examples.
-- `clients`, `drift` (from `drift_curves`), `peer_usage`, `convergence`: differences between
-  clients, accuracy under drift, selection of peers, and speed.
+- `clients`, `drift` and `drift_as_printed` (from `drift_curves`), `peer_usage`, `convergence`:
+  differences between clients, accuracy under drift, selection of peers, and speed.
 - `groups`, `cached`, `summary_rows`, `group_stats`, `robustness`, `seed_noise`: the runs of a
   method together, as the report and the diagnosis use them.
 

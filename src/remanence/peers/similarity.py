@@ -27,7 +27,7 @@ def init_similarity(info: TaskInfo) -> Tree:
     return {"similarity": equal, "met": torch.zeros_like(equal, dtype=torch.bool)}
 
 
-def update(state: Tree, probed: Tensor, losses: Tensor) -> Tree:
+def update(state: Tree, probed: Tensor, losses: Tensor, *, overwrite_first: bool = False) -> Tree:
     """Update the similarities after evaluating the models of some peers.
 
     The similarity of these peers is the inverse loss. For a client that has never been met, it is
@@ -37,16 +37,18 @@ def update(state: Tree, probed: Tensor, losses: Tensor) -> Tree:
         state: Similarities and met pairs.
         probed: The peers, [K, m] int64, -1: no peer.
         losses: Mean cross-entropy, [K, m]. NaN counts as an infinite loss.
+        overwrite_first: A peer counts as never met also in the round in which it is met, so that
+            an estimate replaces the first measurement.
     """
     old, is_peer = state["similarity"], probed >= 0
     peers = probed.clamp(min=0)
     worst = torch.full_like(losses, torch.inf)
     found = 1 / torch.where(torch.isnan(losses), worst, losses).clamp(min=LOWEST_LOSS)  # [K, m]
     met = mark_met(state["met"], probed)
+    measured = _write(old, peers, found, is_peer)
+    known = state["met"] if overwrite_first else met
     return {
-        "similarity": _two_hops(
-            old, _write(old, peers, found, is_peer), peers, found, is_peer, met
-        ),
+        "similarity": _two_hops(old, measured, peers, found, is_peer, known),
         "met": met,
     }
 

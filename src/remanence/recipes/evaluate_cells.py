@@ -8,8 +8,10 @@ from pathlib import Path
 from remanence.core import expressions
 from remanence.core.safe_path import SafePath
 from remanence.data.downloads import download_hint
-from remanence.recipes.claims import evaluate_claims
-from remanence.recipes.measures import MEASURES, CellEvidence, RecipeMeasure
+from remanence.recipes.cell_evidence import CellEvidence, RecipeMeasure
+from remanence.recipes.claims import measured_cells, place_of
+from remanence.recipes.measures import MEASURES
+from remanence.recipes.outcomes import make_outcome
 from remanence.recipes.plan import CellRuns, ResultPlan
 from remanence.recipes.recipe import CellNumber, TableLine
 from remanence.recipes.tables import ResultOutcome
@@ -63,7 +65,40 @@ def collect(plan: ResultPlan, finished: Mapping[str, Run]) -> tuple[ResultOutcom
                     row,
                     [ours.get((source, column.label), CellNumber()) for source in row.sources],
                 )
-    return ResultOutcome(plan, ours, notes, tuple(evaluate_claims(plan.recipe, ours))), cells
+    ours |= _measure_claims(plan, cells)
+    return make_outcome(plan, ours, notes, _trained(plan, variants)), cells
+
+
+def _measure_claims(plan: ResultPlan, cells: RunsByCell) -> dict[tuple[str, str], CellNumber]:
+    """The numbers of the claims that have a measure of their own."""
+    found = {}
+    for (row, column), claim in measured_cells(plan.recipe):
+        runs = cells.get((row.label, column.label), ())
+        if runs:
+            call = expressions.parse_call(claim["measure"])
+            measure: RecipeMeasure = expressions.instantiate(call, MEASURES, "measure")
+            others = {label: own for (label, where), own in cells.items() if where == column.label}
+            number = measure(CellEvidence(runs, others, ()))
+            found[place_of(claim, row, column)] = in_unit(number, claim.get("unit", ""))
+    return found
+
+
+def _trained(
+    plan: ResultPlan, variants: Mapping[tuple[str, str], Sequence[tuple[str, Sequence[Run]]]]
+) -> dict[tuple[str, str], tuple[int, int]]:
+    """The rounds and seeds behind every cell that has runs, and behind the claims' own numbers."""
+    found = {}
+    for row in plan.rows:
+        for column in plan.columns:
+            labels = row.sources or (row.label,)
+            settings = [runs for label in labels for _, runs in variants[label, column.label]]
+            if settings and all(settings):
+                seeds = min(len(runs) for runs in settings)
+                found[row.label, column.label] = plan.rounds_of(row, column), seeds
+    for (row, column), claim in measured_cells(plan.recipe):
+        if (row.label, column.label) in found:
+            found[place_of(claim, row, column)] = found[row.label, column.label]
+    return found
 
 
 def measure_of(plan: ResultPlan, row: TableLine, column: TableLine) -> RecipeMeasure:

@@ -14,9 +14,9 @@ from remanence.metrics.forgetting import (
     client_forgetting_rounds,
     forgetting_curve,
     local_forgetting,
-    require_every_round,
 )
 from remanence.metrics.groups import class_curve, deviation_of
+from remanence.recipes.measures import nearest_round
 from remanence.results.ledger import GLOBAL
 from remanence.results.run import Run
 
@@ -29,20 +29,29 @@ FigureRows = Iterator[Sequence[Any]]
 
 def curves(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Test accuracy over rounds, mean and deviation over seeds."""
-    points = [dict(zip(*run.curve(), strict=True)) for run in runs]
-    for round in sorted({round for found in points for round in found}):
-        values = [found[round] for found in points if round in found]
-        yield row, column, round, sum(values) / len(values), deviation_of(values)
+    for round, mean, deviation in _over_seeds(runs, "accuracy"):
+        yield row, column, round, mean, deviation
 
 
-def heatmap(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
-    """Accuracy of client k's model on client i's data in the last recorded round: before and after
-    local training, and the difference (positive: forgotten).
+def curves_with_loss(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
+    """Test accuracy and test loss over rounds, means and deviations over seeds."""
+    losses = {round: line for round, *line in _over_seeds(runs, "loss")}
+    for round, mean, deviation in _over_seeds(runs, "accuracy"):
+        yield row, column, round, mean, deviation, *losses.get(round, (None, None))
+
+
+def heatmap(row: str, column: str, runs: Sequence[Run], *, at: float = 1.0) -> FigureRows:
+    """Accuracy of client k's model on client i's data in one round: before and after local
+    training, and the difference (positive: forgotten).
+
+    Args:
+        at: The round, as a share of the training: the recorded one that is nearest.
     """
     for run in runs[:1]:
-        if not client_forgetting_rounds(run.ledger):
+        known = client_forgetting_rounds(run.ledger)
+        if not known:
             continue
-        found = client_forgetting(run.ledger)
+        found = client_forgetting(run.ledger, nearest_round(known, at, run.config.total_rounds))
         for k, model in enumerate(found.clients):
             for i, owner in enumerate(found.clients):
                 yield (
@@ -67,11 +76,11 @@ def partition(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
 
 def cdf(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     """Distribution of forgetting: the values in ascending order, each with the share of values that
-    are not larger. Global values are those of rounds, local values those of local models.
+    are not larger. Global values are those of rounds and need runs that recorded every round; local
+    values are those of local models.
     """
-    for run in runs:
-        require_every_round(run, "the distribution of forgetting")
-    scores = {"global": [value for run in runs for value in forgetting_curve(run).values()]}
+    every_round = [run for run in runs if run.config.record.every == 1]
+    scores = {"global": [value for run in every_round for value in forgetting_curve(run).values()]}
     scores["local"] = [
         float(value)
         for run in runs
@@ -81,6 +90,14 @@ def cdf(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
     for kind, values in scores.items():
         for place, value in enumerate(sorted(values), start=1):
             yield row, column, kind, value, place / len(values)
+
+
+def drift(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
+    """The cluster of each client at each time step."""
+    for run in runs[:1]:
+        for step, clusters in enumerate(run.metadata["clusters"]):
+            for client, cluster in enumerate(clusters):
+                yield row, column, step, client, cluster
 
 
 def classes(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
@@ -111,10 +128,15 @@ def one_round(row: str, column: str, runs: Sequence[Run]) -> FigureRows:
                     yield row, column, round, moment, who, name, right / total if total else None
 
 
-KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], FigureRows], tuple[str, ...]]] = {
+KINDS: dict[str, tuple[Callable[..., FigureRows], tuple[str, ...]]] = {
     "cdf": (cdf, ("row", "column", "kind", "forgetting", "share_at_most")),
     "classes": (classes, ("row", "column", "round", "class", "accuracy")),
     "curves": (curves, ("row", "column", "round", "accuracy", "deviation")),
+    "curves_with_loss": (
+        curves_with_loss,
+        ("row", "column", "round", "accuracy", "deviation", "loss", "loss_deviation"),
+    ),
+    "drift": (drift, ("row", "column", "time_step", "client", "cluster")),
     "heatmap": (
         heatmap,
         ("row", "column", "round", "model", "data", "before", "after", "forgotten"),
@@ -124,8 +146,14 @@ KINDS: dict[str, tuple[Callable[[str, str, Sequence[Run]], FigureRows], tuple[st
 }
 
 
-def figure_csv(figure_kind: str, cells: FigureCells) -> str:
-    """Return the data of a figure as CSV."""
+def figure_csv(figure_kind: str, cells: FigureCells, **options: Any) -> str:
+    """Return the data of a figure as CSV.
+
+    Args:
+        figure_kind: One of `KINDS`.
+        cells: The runs.
+        options: Of the kind, such as `at` of a heat map.
+    """
     rows_of, fields = KINDS[figure_kind]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -136,9 +164,19 @@ def figure_csv(figure_kind: str, cells: FigureCells) -> str:
         if not runs or folders in seen:  # another measure of the same runs
             continue
         seen.add(folders)
-        for line in rows_of(row, column, runs):
+        for line in rows_of(row, column, runs, **options):
             writer.writerow([_write(value) for value in line])
     return text.getvalue()
+
+
+def _over_seeds(
+    runs: Sequence[Run], value: str
+) -> Iterator[tuple[int, float | None, float | None]]:
+    """A column of metrics.jsonl: the rounds, with mean and deviation over the runs."""
+    points = [dict(zip(*run.curve(value=value), strict=True)) for run in runs]
+    for round in sorted({round for found in points for round in found}):
+        values = [found[round] for found in points if round in found]
+        yield round, sum(values) / len(values), deviation_of(values)
 
 
 def _write(value: Any) -> Any:

@@ -22,6 +22,7 @@ from remanence.report.heatmaps import (
     share_colors,
     value_colors,
 )
+from remanence.report.schedule import cluster_colors
 from remanence.report.theme import (
     as_text,
     axis,
@@ -35,6 +36,7 @@ from remanence.report.theme import (
 
 FigureRecord = dict[str, str]
 DPI = 150  # PNG, since heatmaps with many cells would be megabytes as vectors
+COLORS = 128  # of a PNG
 MEAN = "mean"  # the last column of a heatmap of forgetting: the mean over the other clients' data
 
 # x, y, and the standard deviation of y over seeds
@@ -46,22 +48,23 @@ class CurvePanel(NamedTuple):
 
     title: str
     curves: dict[str, PlotCurve]
+    y_axis: dict[str, Any]  # settings of plotly's axis
 
 
 def draw_curves(records: Sequence[FigureRecord]) -> Any:
     """Test accuracy over rounds: a panel for each setting, a curve for each method, and a band of
     one standard deviation if there are several seeds.
     """
-    panels = []
-    for column, own in _split(records, "column"):
-        curves = {
-            row: (_numbers(line, "round"), _numbers(line, "accuracy"), _deviations(line))
-            for row, line in _split(own, "row")
-        }
-        panels.append(CurvePanel(column, curves))
-    return _lay_out_lines(
-        panels, axis("round", showgrid=False), axis("test accuracy", tickformat=".3~p")
-    )
+    return _lay_out_lines(_round_panels(records, "accuracy"), axis("round", showgrid=False))
+
+
+def draw_curves_with_loss(records: Sequence[FigureRecord]) -> Any:
+    """`draw_curves`, with the test loss beside the accuracy of each setting that has one."""
+    panels: list[CurvePanel] = []
+    for _, own in _split(records, "column"):
+        panels += _round_panels(own, "accuracy")
+        panels += _round_panels([record for record in own if record.get("loss")], "loss")
+    return _lay_out_lines(panels, axis("round", showgrid=False))
 
 
 def draw_cdf(records: Sequence[FigureRecord]) -> Any:
@@ -70,21 +73,17 @@ def draw_cdf(records: Sequence[FigureRecord]) -> Any:
     for column, own in _split(records, "column"):
         for kind, part in _split(own, "kind"):
             setting = column.removesuffix(", global").removesuffix(", local")
-            curves = {
+            curves: dict[str, PlotCurve] = {
                 row: (
                     _numbers(line, "forgetting"),
                     _numbers(line, "share_at_most"),
-                    _deviations(line),
+                    [None] * len(line),
                 )
                 for row, line in _split(part, "row")
             }
-            panels.append(CurvePanel(f"{setting}: {kind} forgetting", curves))
-    return _lay_out_lines(
-        panels,
-        percent_axis("forgotten at most"),
-        percent_axis("share", range=[0, 1.02]),
-        shape="hv",
-    )
+            share = percent_axis("share", range=[0, 1.02])
+            panels.append(CurvePanel(f"{setting}: {kind} forgetting", curves, share))
+    return _lay_out_lines(panels, percent_axis("forgotten at most"), shape="hv")
 
 
 def draw_classes(records: Sequence[FigureRecord]) -> Any:
@@ -118,39 +117,36 @@ def draw_one_round(records: Sequence[FigureRecord]) -> Any:
 
 def draw_heatmap(records: Sequence[FigureRecord]) -> Any:
     """What each client's model forgot of each client's data in local training, with the mean over
-    the other clients as last column; and its accuracy after local training.
+    the other clients as last column; and its accuracy after and before local training.
     """
-    panels, colors = [], []
+    lost, after, before, colors = [], [], [], []
+    x_axis = axis("client's data", type="category", showgrid=False)
+
+    def draw(title: str, cells: Sequence[FigureRecord], value: str) -> Panel:
+        return _heatmap(title, cells, "data", "model", value, x_axis, "client's model")
+
     for row, own in _split(records, "row"):
-        forgotten = [each | {"value": each["forgotten"]} for each in own]
-        for model, part in _split(own, "model"):
-            others = [
-                float(each["forgotten"])
-                for each in part
-                if each["data"] != model and each["forgotten"]
-            ]
-            forgotten.append(
-                {"model": model, "data": MEAN, "value": str(np.mean(others)) if others else ""}
-            )
-        x_axis = axis("client's data", type="category", showgrid=False)
-        lost = _heatmap(
-            f"{row}, round {own[0]['round']}: forgotten",
-            forgotten,
-            "data",
-            "model",
-            "value",
-            x_axis,
-            "client's model",
-        )
-        after = _heatmap(
-            f"{row}: accuracy after", own, "data", "model", "after", x_axis, "client's model"
-        )
-        panels += [lost, after]
-        colors += [
-            change_colors([float(each["value"]) for each in forgotten if each["value"]]),
-            share_colors(),
-        ]
+        forgotten = [*_with_means(own)]
+        lost.append(draw(f"{row}, round {own[0]['round']}: forgotten", forgotten, "forgotten"))
+        after.append(draw(f"{row}: accuracy after", own, "after"))
+        before.append(draw(f"{row}: accuracy before", own, "before"))
+        colors.append(change_colors([float(x["forgotten"]) for x in forgotten if x["forgotten"]]))
+    panels = [*lost, *after, *before]  # in two columns, two methods are beside each other
+    colors += [share_colors()] * (len(panels) - len(colors))
     return arrange_panels(panels, 220, 90, colors)
+
+
+def _with_means(records: Sequence[FigureRecord]) -> Iterator[FigureRecord]:
+    """The records, and for each model the mean of what it forgot of the other clients' data."""
+    yield from records
+    for model, part in _split(records, "model"):
+        others = [
+            float(record["forgotten"])
+            for record in part
+            if record["data"] != model and record["forgotten"]
+        ]
+        mean = str(np.mean(others)) if others else ""
+        yield {"model": model, "data": MEAN, "forgotten": mean}
 
 
 def draw_partition(records: Sequence[FigureRecord]) -> Any:
@@ -163,10 +159,30 @@ def draw_partition(records: Sequence[FigureRecord]) -> Any:
     return arrange_panels(panels, 200, 90, [value_colors(0, most)])
 
 
+def draw_drift(records: Sequence[FigureRecord]) -> Any:
+    """The cluster of each client over time: a heatmap for each schedule."""
+    most = max(_numbers(records, "cluster"))
+    panels = [
+        _heatmap(
+            column,
+            own,
+            "client",
+            "time_step",
+            "cluster",
+            axis("client", showgrid=False),
+            "time step",
+        )
+        for column, own in _split(records, "column")
+    ]
+    return arrange_panels(panels, 200, 90, [cluster_colors(int(most) + 1)])
+
+
 PLOTS: dict[str, Callable[[Sequence[FigureRecord]], Any]] = {
     "cdf": draw_cdf,
     "classes": draw_classes,
     "curves": draw_curves,
+    "curves_with_loss": draw_curves_with_loss,
+    "drift": draw_drift,
     "heatmap": draw_heatmap,
     "one_round": draw_one_round,
     "partition": draw_partition,
@@ -178,7 +194,16 @@ def draw_figure(figure_kind: str, data: str, title: str) -> bytes | None:
     records = list(csv.DictReader(io.StringIO(data)))
     if not records:
         return None
-    return render_figure(PLOTS[figure_kind](records), title, ["png"], DPI)["png"]
+    return _reduce_colors(render_figure(PLOTS[figure_kind](records), title, ["png"], DPI)["png"])
+
+
+def _reduce_colors(png: bytes) -> bytes:
+    """The same picture with a palette: a third of the size."""
+    from PIL import Image  # which matplotlib brings
+
+    small = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(COLORS).save(small, "PNG", optimize=True)
+    return small.getvalue()
 
 
 def _split(records: Sequence[FigureRecord], name: str) -> Iterator[tuple[str, list[FigureRecord]]]:
@@ -191,8 +216,24 @@ def _numbers(records: Sequence[FigureRecord], name: str) -> list[float]:
     return [float(record[name]) for record in records]
 
 
-def _deviations(records: Sequence[FigureRecord]) -> list[float | None]:
-    return [float(record["deviation"]) if record.get("deviation") else None for record in records]
+def _deviations(records: Sequence[FigureRecord], name: str) -> list[float | None]:
+    return [float(record[name]) if record.get(name) else None for record in records]
+
+
+def _round_panels(records: Sequence[FigureRecord], value: str) -> list[CurvePanel]:
+    """A panel for each setting, of the test accuracy or the test loss over rounds."""
+    deviation, y_axis = {
+        "accuracy": ("deviation", axis("test accuracy", tickformat=".3~p")),
+        "loss": ("loss_deviation", axis("test loss")),
+    }[value]
+    panels = []
+    for column, own in _split(records, "column"):
+        curves = {
+            row: (_numbers(line, "round"), _numbers(line, value), _deviations(line, deviation))
+            for row, line in _split(own, "row")
+        }
+        panels.append(CurvePanel(column, curves, y_axis))
+    return panels
 
 
 def _heatmap(
@@ -233,7 +274,7 @@ def _name_model(record: FigureRecord) -> str:
 
 
 def _lay_out_lines(
-    panels: Sequence[CurvePanel], across: dict[str, Any], up: dict[str, Any], shape: str = "linear"
+    panels: Sequence[CurvePanel], across: dict[str, Any], shape: str = "linear"
 ) -> Any:
     """Panels of curves, two in each row. A method has the same color in all panels and one entry in
     the legend.
@@ -248,7 +289,7 @@ def _lay_out_lines(
             "anchor": f"y{number}",
             "domain": [column / wide, (column + 0.92) / wide],
         }
-        axes[f"yaxis{number}"] = up | {
+        axes[f"yaxis{number}"] = panel.y_axis | {
             "anchor": f"x{number}",
             "domain": [1 - (row + 0.8) / rows, 1 - row / rows],
         }

@@ -214,6 +214,8 @@ def read_number(entry: Any) -> CellNumber:
 
     >>> read_number([0.846, 0.01]), read_number("-").known, read_number("0.1, 0.03").value
     (CellNumber(value=0.846, deviation=0.01, text=''), False, 2.0)
+    >>> read_number(["64.08 (derived)", 2.86])
+    CellNumber(value=64.08, deviation=2.86, text='64.08 (derived)')
     """
     value, deviation = entry if isinstance(entry, list) else (entry, None)
     if isinstance(value, str):
@@ -221,10 +223,10 @@ def read_number(entry: Any) -> CellNumber:
             return CellNumber(None, deviation)
         if value == NEVER:
             return CellNumber(math.inf, None, NEVER)
-        # a number with the setting that reached it
+        # a number with the setting that reached it, or with where it is from
         named = re.fullmatch(r"([\d.]+) \(.+\)", value)
         if named:
-            return CellNumber(float(named[1]), None, value)
+            return CellNumber(float(named[1]), deviation, value)
         items = value.split(",")
         # a list of settings counts as their number
         if all(_is_number(item) for item in items):

@@ -8,8 +8,7 @@ between 0 and 1; `evaluate_cells` converts them to percent where the paper does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +17,6 @@ from remanence.methods.centralized import EVENTS
 from remanence.metrics.convergence import mean_of_last, rounds_to_fractions, time_averaged
 from remanence.metrics.convergence import rounds_to as rounds_to_value
 from remanence.metrics.convergence import top as best_value
-from remanence.metrics.drift import summarize_drift
 from remanence.metrics.examples import forgettable_examples
 from remanence.metrics.forgetting import (
     client_forgetting,
@@ -27,21 +25,11 @@ from remanence.metrics.forgetting import (
     require_every_round,
 )
 from remanence.metrics.forgetting import local_forgetting as local_forgetting_of
-from remanence.metrics.groups import deviation_of, mean_of
+from remanence.metrics.groups import mean_of
+from remanence.recipes import drift_measures
+from remanence.recipes.cell_evidence import CellEvidence, RecipeMeasure, by_seed
 from remanence.recipes.recipe import NEVER, CellNumber
 from remanence.results.run import Run
-
-
-@dataclass(frozen=True)
-class CellEvidence:
-    """The finished runs of a cell, and of the cells it is compared with."""
-
-    runs: tuple[Run, ...]  # one for each seed
-    column_runs: Mapping[str, tuple[Run, ...]]  # of all cells in this column, by row
-    variants: tuple[tuple[str, tuple[Run, ...]], ...]  # for every setting of the recipe's grid
-
-
-RecipeMeasure = Callable[[CellEvidence], CellNumber]
 
 
 class CentralizedEvents(NamedTuple):
@@ -52,25 +40,6 @@ class CentralizedEvents(NamedTuple):
     round: np.ndarray  # [n]
     right_to_wrong: np.ndarray  # [n]
     margin_rise: np.ndarray  # [n]
-
-
-def by_seed(measure: Callable[[Run], float | None]) -> RecipeMeasure:
-    """Turn a measure of one run into its mean and deviation over seeds."""
-
-    def over_seeds(evidence: CellEvidence) -> CellNumber:
-        return summarize_seeds(measure(run) for run in evidence.runs)
-
-    return over_seeds
-
-
-def summarize_seeds(values: Iterable[float | None]) -> CellNumber:
-    """Mean and sample standard deviation of the values that are known.
-
-    >>> summarize_seeds([1.0, 3.0, None])
-    CellNumber(value=2.0, deviation=1.4142135623730951, text='')
-    """
-    known = [value for value in values if value is not None and not math.isnan(value)]
-    return CellNumber(mean_of(known), deviation_of(known))
 
 
 def accuracy_curve(run: Run, classes: int = 0) -> tuple[list[int], list[float]]:
@@ -133,6 +102,46 @@ def rounds_to(*, fraction: float = 1.0, of: float = 0.95, target: float = 0.0) -
         return CellNumber(math.inf, None, NEVER) if reached is None else CellNumber(float(reached))
 
     return measure
+
+
+def share_ahead(*, of: str) -> RecipeMeasure:
+    """Share of the recorded rounds in which the test accuracy, mean over seeds, is higher than that
+    of the row `of` in the same column.
+    """
+
+    def measure(evidence: CellEvidence) -> CellNumber:
+        own, other = (
+            dict(zip(*mean_curve(runs), strict=True))
+            for runs in (evidence.runs, evidence.column_runs.get(of, ()))
+        )
+        both = own.keys() & other.keys()
+        return CellNumber(mean_of([float(own[round] > other[round]) for round in both]))
+
+    return measure
+
+
+def lead_growth() -> RecipeMeasure:
+    """How much the lead in test accuracy over the best other row of the column grows under drift:
+    its mean at the ends of the later half of the time steps minus that of the earlier half.
+    """
+
+    def measure(evidence: CellEvidence) -> CellNumber:
+        own = _step_ends(evidence.runs)
+        rivals = [runs for runs in evidence.column_runs.values() if runs and runs != evidence.runs]
+        best = [max(values) for values in zip(*map(_step_ends, rivals), strict=False)]
+        leads = [value - other for value, other in zip(own, best, strict=False)]
+        half = len(leads) // 2
+        if not half:
+            return CellNumber()
+        return CellNumber(sum(leads[-half:]) / half - sum(leads[:half]) / half)
+
+    return measure
+
+
+def _step_ends(runs: Sequence[Run]) -> list[float]:
+    """The mean test accuracy at the end of every time step that all runs have reached."""
+    curve = dict(zip(*mean_curve(runs), strict=True))
+    return [value for round, value in curve.items() if round % runs[0].config.rounds == 0]
 
 
 def mean_curve(runs: Sequence[Run]) -> tuple[list[int], list[float]]:
@@ -241,21 +250,6 @@ def local_forgetting() -> RecipeMeasure:
     return by_seed(measure)
 
 
-def performance() -> RecipeMeasure:
-    """Accuracy at the end of each time step (HAST, section 3.5)."""
-    return by_seed(lambda run: summarize_drift(run).performance)
-
-
-def convergence() -> RecipeMeasure:
-    """Rounds to 90 % of the accuracy gain of a time step (HAST, section 3.5)."""
-    return by_seed(lambda run: summarize_drift(run).convergence.mean)
-
-
-def robustness() -> RecipeMeasure:
-    """Largest accuracy drop right after a drift (HAST, section 3.5)."""
-    return by_seed(lambda run: summarize_drift(run).robustness)
-
-
 def classes_held() -> RecipeMeasure:
     """Number of classes of a client, mean over clients."""
     return by_seed(lambda run: float(_has_class(run).sum(axis=1).mean()))
@@ -347,18 +341,24 @@ MEASURES: dict[str, Callable[..., RecipeMeasure]] = {
     "best_over": best_over,
     "classes_held": classes_held,
     "client_forgetting": client_forgetting_mean,
-    "convergence": convergence,
+    "cluster_share_range": drift_measures.cluster_share_range,
+    "convergence": drift_measures.convergence,
+    "convergence_as_printed": drift_measures.convergence_as_printed,
     "distance_in_rounds": distance_in_rounds,
     "forgettable": forgettable,
     "forgetting_events": forgetting_events,
     "global_forgetting": global_forgetting,
     "holders_of_all": holders_of_all,
     "last": last,
+    "lead_growth": lead_growth,
     "local_forgetting": local_forgetting,
     "mean_last": mean_last,
-    "performance": performance,
-    "robustness": robustness,
+    "performance": drift_measures.performance,
+    "performance_as_printed": drift_measures.performance_as_printed,
+    "robustness": drift_measures.robustness,
+    "robustness_as_printed": drift_measures.robustness_as_printed,
     "rounds_to": rounds_to,
+    "share_ahead": share_ahead,
     "top": top,
     "within_best": within_best,
 }

@@ -7,15 +7,16 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from remanence.core.errors import InputError
 from remanence.core.safe_path import SafePath
-from remanence.recipes.claims import evaluate_claims
+from remanence.recipes.claims import Place, evaluate_claims, measured_cells, place_of
 from remanence.recipes.loader import load_recipe
-from remanence.recipes.plan import make_plan
-from remanence.recipes.recipe import NEVER, CellNumber
+from remanence.recipes.plan import ResultPlan, make_plan
+from remanence.recipes.recipe import NEVER, CellNumber, Recipe
 from remanence.recipes.tables import ResultOutcome
+from remanence.recipes.verdicts import Basis
 from remanence.results.readers import read_json
 
 OUTCOME = "outcome.json"
@@ -34,6 +35,16 @@ REQUIRED = (
     "machine",
     "seconds",
 )
+
+
+class StoredResult(NamedTuple):
+    """A result that is shown on a page."""
+
+    name: str  # of its folder in outcomes/
+    outcome: ResultOutcome
+    metadata: Mapping[str, Any]  # the content of outcome.json
+    figure_data: str = ""  # the content of figure.csv
+    picture: bytes | None = None  # the figure as PNG
 
 
 def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
@@ -67,12 +78,64 @@ def read_outcome(folder: Path) -> tuple[ResultOutcome, dict[str, Any]]:
         changes=metadata["changes"],
         substitute_data=metadata["substitute_data"],
     )
-    ours = {
-        (row, column): CellNumber(math.inf if text == NEVER else value, deviation, text)
-        for row, column, value, deviation, text in metadata["numbers"]
-    }
+    ours, trained = {}, {}
+    for row, column, value, deviation, text, rounds, seeds in metadata["numbers"]:
+        ours[row, column] = CellNumber(math.inf if text == NEVER else value, deviation, text)
+        trained[row, column] = rounds, seeds
     notes = {(row, column): note for row, column, note in metadata["notes"]}
-    return ResultOutcome(plan, ours, notes, tuple(evaluate_claims(recipe, ours))), metadata
+    return make_outcome(plan, ours, notes, trained), metadata
+
+
+def make_outcome(
+    plan: ResultPlan,
+    ours: Mapping[Place, CellNumber],
+    notes: Mapping[Place, str],
+    trained: Mapping[Place, tuple[int, int]],
+) -> ResultOutcome:
+    """A result with its verdicts.
+
+    Args:
+        plan: Its plan.
+        ours: Our numbers.
+        notes: On single cells.
+        trained: The rounds and the seeds behind our numbers.
+    """
+    published = _published_rounds(plan.recipe)
+    bases = {
+        place: Basis(rounds, published[place], seeds)
+        for place, (rounds, seeds) in trained.items()
+        if place in published and seeds and ours.get(place, CellNumber()).known
+    }
+    # scale smoke only shows that a recipe runs
+    tested = {} if plan.scale == "smoke" else bases
+    verdicts = tuple(evaluate_claims(plan.recipe, ours, tested))
+    return ResultOutcome(plan, ours, notes, bases, verdicts)
+
+
+def _published_rounds(recipe: Recipe) -> dict[Place, int]:
+    """The round that every number of the paper is of."""
+    plan = make_plan(recipe, "paper")
+    rounds = {
+        (row.label, column.label): plan.rounds_of(row, column)
+        for row in plan.rows
+        for column in plan.columns
+    }
+    measured = {
+        place_of(claim, row, column): rounds[row.label, column.label]
+        for (row, column), claim in measured_cells(recipe)
+    }
+    return rounds | measured
+
+
+def write_numbers(outcome: ResultOutcome) -> list[list[Any]]:
+    """The numbers of a result with what they rest on, as `outcome.json` has them."""
+    rows: list[list[Any]] = []
+    for place, number in outcome.ours.items():
+        basis = outcome.bases.get(place)
+        value = None if number.text == NEVER else number.value
+        behind = [0, 0] if basis is None else [basis.rounds, basis.seeds]
+        rows.append([*place, value, number.deviation, number.text, *behind])
+    return rows
 
 
 def _damaged(folder: Path, reason: str) -> InputError:

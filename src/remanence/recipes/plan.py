@@ -57,27 +57,30 @@ class ResultPlan:
     def scale_settings(self) -> RunScale:
         return self.recipe.scales[self.scale]
 
+    def rounds_of(self, row: TableLine, column: TableLine) -> int:
+        """The round of its runs that a cell shows: the last one, or that of its measure's `at`."""
+        if row.sources:
+            lines = [line for line in self.recipe.rows if line.label in row.sources]
+            return min(self.rounds_of(line, column) for line in lines)
+        names = {name for _, seeds in self.cells[row.label, column.label].runs for name in seeds}
+        total = min(run.experiment.total_rounds for run in self.runs if run.name in names)
+        at = self.measure_of(row, column).arguments.get("at")
+        return total if at is None else max(1, round(at * total))
+
     def measure_of(self, row: TableLine, column: TableLine) -> expressions.Call:
         """The measure of a cell.
 
         Options are joined where a row and a column name the same measure: forgettable(at=0.1) and
-        forgettable(client=2).
+        forgettable(client=2). A scale changes options of its own measure, and no other measure.
         """
-        named = [expressions.parse_call(text) for text in (column.measure, row.measure) if text]
-        if self.scale_settings.measure:
-            smaller = expressions.parse_call(self.scale_settings.measure)
-            named = [
-                smaller
-                if not named
-                else call
-                if call.name != smaller.name
-                else _join(call, smaller)
-                for call in named or [smaller]
-            ]
-        chosen = named[0] if named else expressions.parse_call(self.recipe.measure)
-        for call in named[1:]:
+        texts = [text for text in (column.measure, row.measure) if text] or [self.recipe.measure]
+        chosen, *others = [expressions.parse_call(text) for text in texts]
+        for call in others:
             chosen = _join(chosen, call) if call.name == chosen.name else call
-        return chosen
+        if not self.scale_settings.measure:
+            return chosen
+        smaller = expressions.parse_call(self.scale_settings.measure)
+        return _join(chosen, smaller) if smaller.name == chosen.name else chosen
 
 
 def _join(one: expressions.Call, other: expressions.Call) -> expressions.Call:

@@ -20,8 +20,8 @@ class RecipeError(InputError):
 
 @dataclass(frozen=True)
 class CellNumber:
-    """What a cell shows, published or ours: a number with its standard deviation over seeds, or a
-    text. Without either the cell is empty.
+    """What a cell shows, published or ours: a number with its standard deviation, over seeds unless
+    the measure says otherwise, or a text. Without either the cell is empty.
     """
 
     value: float | None = None  # infinite: the target was not reached

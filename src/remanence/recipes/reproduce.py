@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from remanence.core import expressions
 from remanence.core.errors import InputError, Stopped, unknown
 from remanence.core.files import lock, translate_disk_errors
 from remanence.core.progress import NullProgress, Progress
@@ -28,11 +29,11 @@ from remanence.recipes.evaluate_cells import collect, find_finished
 from remanence.recipes.figure_data import FIGURE, PICTURE, figure_csv
 from remanence.recipes.loader import load_recipe
 from remanence.recipes.measures import FROM_ROUND_TO_ROUND
-from remanence.recipes.outcomes import OUTCOME
+from remanence.recipes.outcomes import OUTCOME, write_numbers
 from remanence.recipes.plan import ResultPlan, make_plan, source_of
-from remanence.recipes.recipe import NEVER, SCALES, Recipe
+from remanence.recipes.recipe import SCALES, Recipe
 from remanence.recipes.results_pages import describe_result
-from remanence.recipes.run_folder import open_folder, queue_runs
+from remanence.recipes.run_folder import copy_runs, find_reusable, open_folder, queue_runs
 from remanence.recipes.tables import ResultOutcome, as_csv
 from remanence.report import write_report
 from remanence.results.run import Run
@@ -137,6 +138,7 @@ def reproduce(
     progress: Progress | None = None,
     time_limit: TimeLimit | None = None,
     batch_runs: int = 0,
+    runs_from: Sequence[Path] = (),
     report: bool = True,
 ) -> ResultOutcome:
     """Train the runs of a result that are not finished yet, and write the result. The same call
@@ -148,6 +150,8 @@ def reproduce(
         progress: Reports progress. Default: none.
         time_limit: The time limit of the runs.
         batch_runs: Maximum number of runs trained as one batch. 0: as many as fit.
+        runs_from: Output folders of other results. Their finished runs with the same settings are
+            copied, not trained again.
         report: Also write the report and the figure.
     """
     options: dict[str, Any] = {
@@ -159,8 +163,10 @@ def reproduce(
     }
     plan = plan_result(name, data_dir=data_dir, **options)
     request = {"result": name, **options, "absent": _list_missing(plan)}
+    reusable = find_reusable(runs_from)
     open_folder(plan, out, request)
     with translate_disk_errors(out), lock(out):
+        copy_runs(plan, out, reusable)
         try:
             run_all(
                 queue_runs(plan, out),
@@ -190,8 +196,15 @@ def write_result(plan: ResultPlan, out: Path, request: Mapping[str, Any]) -> Res
     (folder / PAGE).write(describe_result(outcome, metadata).encode())
     (folder / TABLE).write(as_csv(outcome).encode())
     if plan.recipe.figure_kind:
-        (folder / FIGURE).write(figure_csv(plan.recipe.figure_kind, cells).encode())
+        data = figure_csv(plan.recipe.figure_kind, cells, **_figure_options(plan.recipe))
+        (folder / FIGURE).write(data.encode())
     return outcome
+
+
+def _figure_options(recipe: Recipe) -> dict[str, Any]:
+    """A heat map is of the round that the recipe's measure reads."""
+    options = expressions.parse_call(recipe.measure).arguments
+    return {"at": options["at"]} if recipe.figure_kind == "heatmap" and "at" in options else {}
 
 
 def write_figure(outcome: ResultOutcome, out: Path) -> None:
@@ -233,16 +246,9 @@ def _describe_outcome(
         "machine": ", ".join(sorted(machines)),
         "seconds": round(sum(_seconds(run) for run in runs), 1),
         "runs": len(runs),
-        "numbers": [
-            [
-                *cell,
-                None if number.text == NEVER else number.value,
-                number.deviation,
-                number.text,
-            ]
-            for cell, number in outcome.ours.items()
-        ],
+        "numbers": write_numbers(outcome),
         "notes": [[*cell, note] for cell, note in outcome.notes.items()],
+        "claims": [verdict.to_json() for verdict in outcome.verdicts],
     }
 
 

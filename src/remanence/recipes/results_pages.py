@@ -5,21 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from remanence.core.errors import InputError
 from remanence.core.files import make_folder, write_atomically
 from remanence.core.safe_path import SafePath
-from remanence.recipes.claims import evaluate_claims
+from remanence.recipes.claim_tables import (
+    COLUMNS,
+    QUEUE,
+    VERDICTS,
+    JudgedClaim,
+    claims_of,
+    claims_table,
+    index_page,
+    judge_claims,
+)
 from remanence.recipes.estimate import H200, estimate, readable
 from remanence.recipes.figure_data import FIGURE, PICTURE
 from remanence.recipes.loader import PAPERS, list_recipes, load_recipe
-from remanence.recipes.outcomes import OUTCOME, command_of, name_outcome, read_outcome
+from remanence.recipes.outcomes import OUTCOME, StoredResult, command_of, name_outcome, read_outcome
 from remanence.recipes.plan import ResultPlan, make_plan, source_of
 from remanence.recipes.tables import (
     ResultOutcome,
     as_markdown,
-    describe_claims,
+    describe_counts,
     describe_disagreements,
 )
 from remanence.report.figure_files import require_matplotlib
@@ -28,42 +37,22 @@ from remanence.report.tables import escape_markdown as escape
 from remanence.results.readers import read_bytes, read_toml
 
 OUTCOMES, REMARKS = "outcomes", "remarks.toml"
-# Changes of these settings do not change the experiment itself.
-EXECUTION_KEYS = {
-    "rounds",
-    "engine",
-    "stack_size",
-    "execution",
-    "workers",
-    "threads",
-    "device",
-    "precision",
-    "data.dir",
-}
-
-
-class StoredResult(NamedTuple):
-    """A result that is shown on a page."""
-
-    name: str  # of its folder in outcomes/
-    outcome: ResultOutcome
-    metadata: Mapping[str, Any]  # the content of outcome.json
-    figure_data: str = ""  # the content of figure.csv
-    picture: bytes | None = None  # the figure as PNG
 
 
 def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
-    """Write one page for each paper, with its results and the estimated cost of the others.
+    """Write one page for each paper, with its results and the estimated cost of the others, and
+    README.md with a row for each paper and the runs that are still to be made.
 
     The numbers are stored beside the pages, in `outcomes/`; the pages can be made again from these
-    folders. `remarks.toml` in the output folder has remarks on results, by name of the result.
+    folders. `remarks.toml` in the output folder has remarks on results and papers, by name, and
+    under `queue` the runs that are still to be made.
 
     Args:
         folders: Folders of `remanence reproduce`, or folders in `outcomes/`.
         out: The folder of the pages.
 
     Returns:
-        The pages.
+        The pages, README.md last.
     """
     target = SafePath(Path(out))
     results = _read_results([Path(folder) for folder in folders])
@@ -72,13 +61,28 @@ def write_results(folders: Sequence[str | Path], out: str | Path) -> list[Path]:
     make_folder(target)
     for result in results:
         _store(result, target / OUTCOMES / result.name)
-    pages = []
+    texts, claims = {}, {}
     for paper in PAPERS:
-        page = target / f"{paper}.md"
-        own = [r for r in results if r.outcome.plan.recipe.name.startswith(f"{paper}/")]
-        write_atomically(page, _page(paper, own, remarks).encode())
-        pages.append(page.path)
-    return pages
+        by_recipe = _by_recipe(paper, results)
+        claims[paper] = [
+            claim for name, own in by_recipe.items() for claim in judge_claims(name, own)
+        ]
+        texts[f"{paper}.md"] = _page(by_recipe, claims[paper], remarks)
+    titles = {name.partition("/")[0]: load_recipe(name).paper for name in list_recipes()}
+    texts["README.md"] = index_page(claims, titles, remarks)
+    for file, text in texts.items():
+        write_atomically(target / file, text.encode())
+    return [(target / file).path for file in texts]
+
+
+def _by_recipe(paper: str, results: Sequence[StoredResult]) -> dict[str, list[StoredResult]]:
+    """The results of every recipe of a paper, the longest first."""
+    longest_first = sorted(results, key=lambda result: -_longest(result.outcome))
+    return {
+        name: [result for result in longest_first if result.outcome.plan.recipe.name == name]
+        for name in list_recipes()
+        if name.startswith(f"{paper}/")
+    }
 
 
 def _read_results(folders: Sequence[Path]) -> list[StoredResult]:
@@ -117,7 +121,8 @@ def _draw_figures(results: Sequence[StoredResult]) -> list[StoredResult]:
 
 def _store(result: StoredResult, folder: SafePath) -> None:
     folder.make_folder()
-    text = json.dumps(result.metadata, indent=1, allow_nan=False)
+    claims = [verdict.to_json() for verdict in result.outcome.verdicts]
+    text = json.dumps({**result.metadata, "claims": claims}, indent=1, allow_nan=False)
     write_atomically(folder / OUTCOME, text.encode())
     if result.picture is not None:
         write_atomically(folder / FIGURE, result.figure_data.encode())
@@ -125,30 +130,50 @@ def _store(result: StoredResult, folder: SafePath) -> None:
 
 
 def read_remarks(path: Path | SafePath) -> dict[str, str]:
-    """Read the remarks on results, by name of the result; there may be no such file."""
+    """Read the remarks on results, papers and the queue, by name; there may be no such file."""
     file = SafePath.of_file(path)
     remarks = read_toml(file) if file.is_regular_file() else {}
     wrong = [
         name
         for name, text in remarks.items()
-        if name not in list_recipes() or not isinstance(text, str)
+        if name not in (QUEUE, *PAPERS, *list_recipes()) or not isinstance(text, str)
     ]
     if wrong:
         raise InputError(
-            f"{path} has a remark on {wrong[0]!r}, which is no result: write a name such as"
-            " wsm/table-3.2 and a text"
+            f"{path} has a remark on {wrong[0]!r}, which is no result and no paper: write a name"
+            f" such as wsm/table-3.2, or {QUEUE}, and a text"
         )
     return remarks
 
 
-def describe_result(outcome: ResultOutcome, metadata: Mapping[str, Any], picture: str = "") -> str:
-    """Describe one result as Markdown: source, command, figure, table, claims and interpretation.
+def describe_result(outcome: ResultOutcome, metadata: Mapping[str, Any]) -> str:
+    """Describe one result as Markdown: the verdicts on its claims by this result alone, and its
+    details.
 
     Args:
         outcome: The result.
         metadata: The content of its outcome.json.
-        picture: The path of its figure.
     """
+    interpretation = outcome.plan.recipe.interpretation
+    return "\n".join(
+        [
+            f"# {outcome.plan.recipe.name}: {escape(outcome.plan.recipe.title)}",
+            "",
+            claims_table(claims_of(outcome)),
+            VERDICTS,
+            "",
+            COLUMNS,
+            "",
+            _details(outcome, metadata),
+            *_list("How we interpret what the paper leaves open:", interpretation),
+        ]
+    )
+
+
+def _details(
+    outcome: ResultOutcome, metadata: Mapping[str, Any], figure: Sequence[str] = ()
+) -> str:
+    """Source, command, figure, table and disagreements."""
     plan, recipe = outcome.plan, outcome.plan.recipe
     lines = [
         f"## {recipe.name}: {escape(recipe.title)}",
@@ -157,20 +182,23 @@ def describe_result(outcome: ResultOutcome, metadata: Mapping[str, Any], picture
         f"`{command_of(metadata)}`  ",
         _describe_scale(plan, metadata),
         "",
-        *([f"![{escape(recipe.title)}]({picture})", ""] if picture else []),
+        *figure,
         as_markdown(outcome),
-        "### Do the claims hold?",
-        "",
-        *(f"- {escape(line)}" for line in describe_claims(outcome)),
-        "",
+        *_list("Comparisons that are not as claimed:", describe_disagreements(outcome)),
     ]
-    differences = describe_disagreements(outcome)
-    if differences and plan.scale != "smoke":
-        lines += ["Comparisons that differ from the claims:", ""]
-        lines += [*(f"- {escape(line)}" for line in differences), ""]
-    lines += ["How we interpret what the paper leaves open:", ""]
-    lines += [*(f"- {escape(line)}" for line in recipe.interpretation), ""]
     return "\n".join(lines)
+
+
+def _list(heading: str, lines: Sequence[str]) -> list[str]:
+    """A list with its heading; nothing for no lines."""
+    return [heading, "", *(f"- {escape(line)}" for line in lines), ""] if lines else []
+
+
+def _show_figure(result: StoredResult) -> list[str]:
+    if result.picture is None:
+        return []
+    title = escape(result.outcome.plan.recipe.title)
+    return [f"![{title}]({OUTCOMES}/{result.name}/{PICTURE})", ""]
 
 
 def _describe_scale(plan: ResultPlan, metadata: Mapping[str, Any]) -> str:
@@ -195,30 +223,39 @@ def _describe_scale(plan: ResultPlan, metadata: Mapping[str, Any]) -> str:
     )
 
 
-def _page(paper: str, results: Sequence[StoredResult], remarks: Mapping[str, str]) -> str:
-    longest_first = sorted(results, key=lambda result: -_longest(result.outcome))
-    by_recipe = {
-        name: [r for r in longest_first if r.outcome.plan.recipe.name == name]
-        for name in list_recipes()
-        if name.startswith(f"{paper}/")
-    }
+def _page(
+    by_recipe: Mapping[str, Sequence[StoredResult]],
+    claims: Sequence[JudgedClaim],
+    remarks: Mapping[str, str],
+) -> str:
+    name = next(iter(by_recipe))
+    remark = remarks.get(name.partition("/")[0], "").strip()
+    interpretations = [load_recipe(other).interpretation for other in by_recipe]
+    shared = [line for line in interpretations[0] if all(line in own for own in interpretations)]
     lines = [
-        f"# {escape(load_recipe(next(iter(by_recipe))).paper)}",
+        f"# {escape(load_recipe(name).paper)}",
         "",
-        "Made by `remanence results`; every number of ours comes from a run folder.",
+        *([remark, ""] if remark else []),
+        claims_table(claims),
+        VERDICTS,
         "",
-        "| result | scale | claim | | comparisons as claimed, run, in all |",
-        "|---|---|---|---|---|",
+        COLUMNS,
+        "",
+        "Every number of ours comes from a run folder. This page is made by `remanence results`.",
+        "",
+        *_list("How we interpret what the paper leaves open, in all results:", shared),
     ]
     for name, own in by_recipe.items():
-        lines += _list_claims(name, own)
-    lines.append("")
-    for name, own in by_recipe.items():
         for result in own:
-            picture = "" if result.picture is None else f"{OUTCOMES}/{result.name}/{PICTURE}"
-            lines.append(describe_result(result.outcome, result.metadata, picture))
+            lines.append(_details(result.outcome, result.metadata, _show_figure(result)))
+            if len(own) > 1:  # the table of claims has the longest run only
+                lines += _list("The claims in these runs:", describe_counts(result.outcome))
+        if not own:
+            continue
         remark = remarks.get(name, "").strip()
-        lines += ["### Remarks", "", remark, ""] if own and remark else []
+        of_this = [line for line in load_recipe(name).interpretation if line not in shared]
+        lines += _list("How we interpret what the paper leaves open here:", of_this)
+        lines += ["### Remarks", "", remark, ""] if remark else []
     lines += _list_costs(by_recipe)
     return "\n".join(lines)
 
@@ -257,35 +294,6 @@ def _describe_cost(plan: ResultPlan) -> str:
         f"{_count(len(plan.runs), 'run')} of {length},"
         f" {readable(estimate(run.experiment for run in plan.runs).gpu)}"
     )
-
-
-def _list_claims(name: str, results: Sequence[StoredResult]) -> list[str]:
-    """A row for every claim and every setting in which it was tested, or one if it was not."""
-    lines = []
-    for place, untested in enumerate(evaluate_claims(load_recipe(name), {})):
-        tested = [
-            (_describe_setting(outcome, metadata), outcome.verdicts[place])
-            for _, outcome, metadata, *_ in results
-            # scale smoke only shows that a recipe runs
-            if outcome.plan.scale != "smoke" and outcome.verdicts[place].tested
-        ]
-        for setting, verdict in tested or [("not run", untested)]:
-            count = f"{verdict.held}, {verdict.tested}, {len(verdict.checks)}"
-            lines.append(
-                f"| {name} | {escape(setting)} | {escape(verdict.text)} | {verdict.word} |"
-                f" {count} |"
-            )
-    return lines
-
-
-def _describe_setting(outcome: ResultOutcome, metadata: Mapping[str, Any]) -> str:
-    """Scale, rounds, and changes of the experiment itself."""
-    changes = [
-        f"{key}={json.dumps(value)}"
-        for key, value in metadata["changes"].items()
-        if key not in EXECUTION_KEYS and not key.startswith("record.")
-    ]
-    return ", ".join([outcome.plan.scale, _count(_longest(outcome), "round"), *changes])
 
 
 def _longest(outcome: ResultOutcome) -> int:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,42 @@ def open_folder(plan: ResultPlan, folder: Path, request: Mapping[str, Any]) -> N
     comparison |= {"cells": list(cells.values()), "experiments": experiments}
     with translate_disk_errors(out):
         (out / COMPARISON).write(tomli_w.dumps(comparison).encode())
+
+
+def find_reusable(folders: Sequence[Path]) -> list[tuple[dict[str, Any], Run]]:
+    """The finished runs of other results, each with its settings.
+
+    Args:
+        folders: Of `remanence reproduce`.
+    """
+    found = []
+    for folder in folders:
+        if not (SafePath.of(folder) / COMPARISON).is_regular_file():
+            raise InputError(
+                f"{folder} has no runs to use: give a folder that remanence reproduce wrote"
+            )
+        other = Comparison(folder)
+        experiments = other.plan.get("experiments") or {}
+        found += [
+            (_without_data_dir(experiments[run.folder.name]), run)
+            for run in other.runs
+            if run.folder.name in experiments and is_done(run)
+        ]
+    return found
+
+
+def copy_runs(plan: ResultPlan, out: Path, reusable: Sequence[tuple[dict[str, Any], Run]]) -> None:
+    """Copy the runs whose settings equal those of a planned run that has not begun, without their
+    checkpoints. Settings are equal if only the data folder differs.
+    """
+    for planned in plan.runs:
+        folder = SafePath.of(out) / RUNS / planned.name
+        wanted = _without_data_dir(planned.experiment.model_dump(mode="json", exclude_none=True))
+        run = next((run for settings, run in reusable if settings == wanted), None)
+        if run is None or (folder / EXPERIMENT).is_regular_file():
+            continue
+        (SafePath.of(out) / RUNS).make_folder()
+        folder.write_folder({name: (run.files / name).read() for name in run.files.list_files()})
 
 
 def queue_runs(plan: ResultPlan, out: Path) -> list[QueuedRun]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from remanence.recipes.claims import HOLDS, UNTESTED, ClaimVerdict, combine_outcomes
 from remanence.recipes.plan import ResultPlan
 from remanence.recipes.recipe import CellNumber, TableLine
+from remanence.recipes.verdicts import SOME, TOO_EARLY, UNTESTED, Basis, ClaimVerdict, write_range
 from remanence.report.tables import escape_markdown as escape
 
 if TYPE_CHECKING:
@@ -45,15 +45,8 @@ class ResultOutcome:
     plan: ResultPlan
     ours: Mapping[tuple[str, str], CellNumber]
     notes: Mapping[tuple[str, str], str]  # why a cell is empty, or which data it uses
+    bases: Mapping[tuple[str, str], Basis]  # what our numbers rest on
     verdicts: tuple[ClaimVerdict, ...]
-
-    def word(self) -> str:
-        """The outcome of all claims together; scale smoke tests no claim."""
-        return (
-            UNTESTED
-            if self.plan.scale == "smoke"
-            else combine_outcomes([verdict.word for verdict in self.verdicts])
-        )
 
 
 def write_number(number: CellNumber, unit: str) -> str:
@@ -230,33 +223,76 @@ def as_table(outcome: ResultOutcome, width: int) -> Table:
 
 
 def describe_claims(outcome: ResultOutcome) -> list[str]:
-    """Describe each claim in one line: its text, its outcome, and the number of comparisons."""
+    """Describe each claim in one line: its text, the verdict, and what this rests on."""
     return [f"{verdict.text} {_describe_verdict(outcome, verdict)}" for verdict in outcome.verdicts]
 
 
 def _describe_verdict(outcome: ResultOutcome, verdict: ClaimVerdict) -> str:
-    if verdict.word == UNTESTED:
-        return "NOT TESTED: none of its numbers was run at this scale."
-    count = f"{verdict.held} of {verdict.tested} comparisons as claimed"
-    left = len(verdict.checks) - verdict.tested
-    rest = f", {left} not run" if left else ""
-    if outcome.plan.scale == "smoke":
-        return f"NOT TESTED: scale smoke only shows that the recipe runs ({count}{rest})."
+    basis = verdict.basis
+    if basis is None:
+        smoke = "scale smoke only shows that the recipe runs"
+        reason = smoke if outcome.plan.scale == "smoke" else "none of its numbers was run"
+        return f"{UNTESTED.upper()}: {reason}."
     replaced = sorted({cell.substitute for cell in outcome.plan.cells.values() if cell.substitute})
     on = f", with substitutes for {' and '.join(replaced)}" if replaced else ""
-    return f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}: {count}{rest}."
+    why = f" {verdict.too_early}" if verdict.word == TOO_EARLY and verdict.too_early else ""
+    return (
+        f"{verdict.word.upper()} at scale {outcome.plan.scale}{on}:"
+        f" {describe_numbers(verdict, basis)}.{why}"
+    )
+
+
+def describe_counts(outcome: ResultOutcome) -> list[str]:
+    """Describe the numbers of each claim that was run, without a verdict."""
+    return [
+        f"{verdict.text} {describe_numbers(verdict, verdict.basis)}."
+        for verdict in outcome.verdicts
+        if verdict.basis is not None
+    ]
+
+
+def describe_numbers(verdict: ClaimVerdict, basis: Basis) -> str:
+    return (
+        f"ours {verdict.ours}, published {verdict.published};"
+        f" {describe_comparisons(verdict)} as claimed; {describe_rounds(basis)} rounds;"
+        f" {describe_seeds(basis)}"
+    )
+
+
+def describe_comparisons(verdict: ClaimVerdict) -> str:
+    """The comparisons that are as claimed, of those that were run, of all.
+
+    >>> describe_comparisons(ClaimVerdict("", ()))
+    '0 of 0 comparisons'
+    """
+    left = len(verdict.checks) - len(verdict.run)
+    rest = f" ({left} not run)" if left else ""
+    return f"{verdict.held} of {len(verdict.run)} comparisons{rest}"
+
+
+def describe_rounds(basis: Basis) -> str:
+    """
+    >>> describe_rounds(Basis(500, 4000, 1))
+    '500 of 4,000'
+    """
+    return f"{basis.rounds:,} of {basis.published:,}"
+
+
+def describe_seeds(basis: Basis) -> str:
+    return "1 seed" if basis.seeds == 1 else f"{basis.seeds} seeds"
 
 
 def describe_disagreements(outcome: ResultOutcome) -> list[str]:
-    """Describe every comparison that differs from its claim, with our gap and the published one."""
+    """Describe every comparison that differs from its claim, with our number and the published
+    one. A claim of some comparisons does not disagree with the others.
+    """
     found = []
     for verdict in outcome.verdicts:
-        for check in verdict.checks:
-            if check.outcome not in (UNTESTED, HOLDS):
-                ours = "equal" if check.ours == 0 else f"{check.ours:+.3g}"
-                published = "not printed" if check.published is None else f"{check.published:+.3g}"
-                found.append(
-                    f"{check.what}: ours {ours}, published {published}, claimed at least"
-                    f" {check.by:g}"
+        for check in verdict.run if verdict.of != SOME else ():
+            if not check.as_claimed:
+                ours, published = (
+                    write_range([check], [number]) for number in (check.ours, check.published)
                 )
+                least = f", claimed at least {write_range([check], [check.by])}" if check.by else ""
+                found.append(f"{check.what}: ours {ours}, published {published}{least}")
     return found

@@ -70,16 +70,7 @@ def draw_schedule(
 
 
 def _draw_cells(table: np.ndarray, count: int) -> Any:
-    colors, numbered = class_colors(count), table.shape[1] <= MAX_NUMBERED
-    steps: list[list[Any]] = []
-    for index, color in enumerate(colors):  # a scale of equal blocks of one color
-        steps += [[index / count, color], [(index + 1) / count, color]]
-    bar = COLOR_BAR | {
-        "len": min(90 * count, 300),
-        "tickmode": "array",
-        "tickvals": list(range(count)),
-        "ticktext": [f"cluster {index}" for index in range(count)],
-    }
+    numbered = table.shape[1] <= MAX_NUMBERED
     cells = go.Heatmap(
         name="cluster",
         x=list(range(table.shape[1])),
@@ -98,12 +89,7 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
         [cells],
         layout(
             panel + 130,
-            coloraxis={
-                "colorscale": steps,
-                "cmin": -0.5,
-                "cmax": count - 0.5,
-                "colorbar": bar,
-            },
+            coloraxis=cluster_colors(count),
             xaxis=axis("client", showgrid=False, zeroline=False, automargin=False),
             yaxis=axis(
                 "time step",
@@ -115,3 +101,17 @@ def _draw_cells(table: np.ndarray, count: int) -> Any:
             meta={"panels": 1, "panel": panel, "gap": 0, "bars": False},
         ),
     )
+
+
+def cluster_colors(count: int) -> dict[str, Any]:
+    """The color scale for clusters: equal blocks of one color."""
+    steps: list[list[Any]] = []
+    for index, color in enumerate(class_colors(count)):
+        steps += [[index / count, color], [(index + 1) / count, color]]
+    bar = COLOR_BAR | {
+        "len": min(90 * count, 300),
+        "tickmode": "array",
+        "tickvals": list(range(count)),
+        "ticktext": [f"cluster {index}" for index in range(count)],
+    }
+    return {"colorscale": steps, "cmin": -0.5, "cmax": count - 0.5, "colorbar": bar}

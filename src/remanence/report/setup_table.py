@@ -169,7 +169,7 @@ def _describe_evaluation(sizes: dict[str, int], run: Run) -> str:
         sizes[data] = _count_test_examples(run)
     size = f" of {sizes[data]:,} examples" if sizes[data] else ""
     record = run.config.record
-    every = _describe_interval(record.every)
+    every = f"after round {record.first}, " * (record.first > 0) + _describe_interval(record.every)
     if record.local and record.local_every:
         every += f"; the clients' models after round 1, {_describe_interval(record.local_every)}"
     also = (

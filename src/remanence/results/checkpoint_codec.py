@@ -17,7 +17,7 @@ from remanence.core.errors import CheckpointError
 from remanence.core.pytree import Tree
 from remanence.core.types import ModelState, Reply
 from remanence.training.server_step import Server
-from remanence.training.state import ClientModels, RunState, StaleReply
+from remanence.training.state import CLIENT_TABLES, ClientModels, RunState, StaleReply
 
 # our one entry of a file's metadata, since safetensors does not keep the order of several; the file
 # of equal states is the same
@@ -54,11 +54,8 @@ def as_tree(state: RunState) -> Tree:
         tree["client_models"] = {
             "models": clients.models._asdict(),
             "best": clients.best._asdict(),
-            "best_loss": clients.best_loss,
-            "rounds_since_best": clients.rounds_since_best,
-            "early_stopped": clients.early_stopped,
             "peers": clients.peers,
-            "peer_counts": clients.peer_counts,
+            **{name: getattr(clients, name) for name in CLIENT_TABLES},
         }
     return tree
 
@@ -114,11 +111,8 @@ def _as_server(tree: Tree) -> Server:
 
 def _as_client_models(tree: Tree) -> ClientModels:
     models, best = _as_model(tree["models"]), _as_model(tree["best"])
-    counts = {
-        name: tree[name].cpu()
-        for name in ("best_loss", "rounds_since_best", "early_stopped", "peer_counts")
-    }
-    return ClientModels(models=models, best=best, peers=tree.get("peers", {}), **counts)
+    tables = {name: tree[name].cpu() for name in CLIENT_TABLES}
+    return ClientModels(models=models, best=best, peers=tree.get("peers", {}), **tables)
 
 
 def to_bytes(tree: Tree, bound: Mapping[str, Any] | None = None) -> bytes:

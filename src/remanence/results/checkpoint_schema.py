@@ -11,7 +11,7 @@ from remanence.core import pytree
 from remanence.core.errors import CheckpointError
 from remanence.core.pytree import Tree
 from remanence.training.server_step import Server
-from remanence.training.state import ClientModels, RunState
+from remanence.training.state import CLIENT_TABLES, ClientModels, RunState
 
 
 def check_schema(state: RunState, schema: RunState) -> None:
@@ -57,8 +57,7 @@ def _check_parts(found: Mapping[str, Any], schema: Mapping[str, Any], what: str)
 
 
 def _table(clients: ClientModels) -> Tree:
-    names = ("best_loss", "rounds_since_best", "early_stopped", "peer_counts")
-    tree: Tree = {name: getattr(clients, name) for name in names}
+    tree: Tree = {name: getattr(clients, name) for name in CLIENT_TABLES}
     return tree | {"models": clients.models._asdict(), "best": clients.best._asdict()}
 
 

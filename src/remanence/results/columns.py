@@ -31,6 +31,7 @@ NUMBERS = {
     "stale_used": "late replies of earlier rounds among those used in this one; 0 if abandoned",
     "simulated_seconds": "simulated duration of the round, where replies can be late",
     "unmoved": "clients whose valid reply has exactly the parameters that they received",
+    "valid_accuracy": "mean validation accuracy of the clients' current models, without a server",
     "offline": "clients that were not online, without a server",
     "early_stopped": "clients that have stopped training, without a server",
     "same_cluster_share": "share of the peers' models that came from the client's own cluster",
@@ -50,6 +51,7 @@ SHARES = {
     "spread",
     "attack_success",
     "same_cluster_share",
+    "valid_accuracy",
 }
 SIGNED = {"train_loss"}  # a method may add a term below 0
 # the other columns

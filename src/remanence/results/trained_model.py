@@ -100,6 +100,7 @@ def _check_models(model: ModelState, clients: int, state: RunState) -> None:
                 best_loss=counts.double(),
                 rounds_since_best=counts,
                 early_stopped=counts.bool(),
+                valid_accuracy=counts.double(),
                 peers={},
                 peer_counts=counts.expand(clients, clients),
             ),

@@ -21,7 +21,11 @@ from remanence.core.rng import Key
 from remanence.core.types import ModelState, Reply
 from remanence.experiment.build import BuiltExperiment
 from remanence.rounds.client_sampling import online_clients, sample_clients
-from remanence.rounds.early_stopping import reset_early_stopping, update_early_stopping
+from remanence.rounds.early_stopping import (
+    mean_valid_accuracy,
+    reset_early_stopping,
+    update_early_stopping,
+)
 from remanence.rounds.peer_averaging import (
     average_with_peers,
     count_peer_bytes,
@@ -95,6 +99,7 @@ class DecentralizedRound:
             "learned": warmed_up or (replies is not None and len(unmoved) < replies.num_clients),
             **count_peer_bytes(task, peers.averages, peers.candidates),
             "early_stopped": int(client_models.early_stopped.sum()),
+            "valid_accuracy": mean_valid_accuracy(client_models),
             "offline": int((~online).sum()),
             "seconds": time.perf_counter() - began,
             "same_cluster_share": self.evaluator.same_cluster_share(time_step, counts),
@@ -183,6 +188,7 @@ def init_client_models(task: TrainingTask) -> ClientModels:
         best_loss=torch.full((count,), torch.inf, dtype=torch.float64),
         rounds_since_best=torch.zeros(count, dtype=torch.int64),
         early_stopped=torch.zeros(count, dtype=torch.bool),
+        valid_accuracy=torch.full((count,), -1.0, dtype=torch.float64),
         peers=pytree.to({part.name: peers.init(task.info)}, device),
         peer_counts=torch.zeros(count, count, dtype=torch.int64),
     )

@@ -1,5 +1,8 @@
 """Early stopping of clients without a server: a client keeps its best model, and stops training
 when its validation loss has not improved for some rounds.
+
+The accuracy of the current models is recorded from the same evaluation. A client that does not take
+part keeps its model, and so its accuracy.
 """
 
 from __future__ import annotations
@@ -38,7 +41,9 @@ def update_early_stopping(
     index = torch.from_numpy(clients)
     loss = scores.mean_loss()
     # a client without validation examples has the loss NaN, and its newest model is kept
-    without_examples = scores.confusion.sum(dim=(1, 2)) == 0
+    examples = scores.confusion.sum(dim=(1, 2))
+    correct = scores.confusion.diagonal(dim1=1, dim2=2).sum(dim=1)
+    without_examples = examples == 0
     better = (loss < client_models.best_loss[index]) | without_examples
     improved = index[better]
     on_device = improved.to(next(iter(client_models.models.params.values())).device)
@@ -54,6 +59,9 @@ def update_early_stopping(
         ),
         rounds_since_best=rounds_since_best,
         early_stopped=early_stopped | (rounds_since_best > patience) if patience else early_stopped,
+        valid_accuracy=client_models.valid_accuracy.index_copy(
+            0, index, torch.where(without_examples, -1.0, correct / examples.double())
+        ),
     )
 
 
@@ -70,4 +78,13 @@ def reset_early_stopping(
         best_loss=scores.mean_loss().nan_to_num(nan=torch.inf),
         rounds_since_best=torch.zeros_like(client_models.rounds_since_best),
         early_stopped=torch.zeros_like(client_models.early_stopped),
+        valid_accuracy=torch.full_like(client_models.valid_accuracy, -1.0),
     )
+
+
+def mean_valid_accuracy(client_models: ClientModels) -> float | None:
+    """The mean over clients of the accuracy of their current models; None while no client has
+    one.
+    """
+    known = client_models.valid_accuracy[client_models.valid_accuracy >= 0]
+    return float(known.mean()) if len(known) else None

@@ -40,10 +40,12 @@ class Evaluator:
         self.success = attack_success(experiment.task, experiment.dataset, experiment.adversary)
 
     def should_evaluate(self, round: int) -> bool:
-        """Every `record.every` rounds, in the last one of a time step, in the last of all, and
-        where the clients' models are evaluated.
+        """Every `record.every` rounds, from round `record.first` of a time step where it is set; in
+        the last one of a time step, in the last of all, and where the clients' models are
+        evaluated.
         """
-        return self._is_due(round, self.config.record.every) or self.should_evaluate_local(round)
+        record = self.config.record
+        return self._is_due(round, record.every, record.first) or self.should_evaluate_local(round)
 
     def should_evaluate_local(self, round: int) -> bool:
         """With `record.local`: in every round that is evaluated, or, with `record.local_every`,
@@ -53,11 +55,15 @@ class Evaluator:
         if not record.local:
             return False
         if not record.local_every:
-            return self._is_due(round, record.every)
+            return self._is_due(round, record.every, record.first)
         return round == 1 or self._is_due(round, record.local_every)
 
-    def _is_due(self, round: int, every: int) -> bool:
-        return round % every == 0 or round % self.config.rounds == 0 or round == self.last_round
+    def _is_due(self, round: int, every: int, first: int = 0) -> bool:
+        counted = round
+        if first:
+            counted = (round - 1) % self.config.rounds + 1 - first  # rounds of the time step
+        regular = counted >= 0 and counted % every == 0
+        return regular or round % self.config.rounds == 0 or round == self.last_round
 
     @property
     def splits(self) -> list[str]:

@@ -36,6 +36,8 @@ class ClientModels:
         best_loss: [K] float64, infinity before the first validation.
         rounds_since_best: [K] int64, rounds without a lower loss.
         early_stopped: [K] bool. Such a client does not train until its data change.
+        valid_accuracy: [K] float64, of the current models on their clients' validation examples;
+            -1 until a client takes part in the time step, and for one without such examples.
         peers: The state of the peer selection, by part.
         peer_counts: [K, K] int64, how often client k used the model of j since the counts were
             last written.
@@ -46,8 +48,19 @@ class ClientModels:
     best_loss: Tensor
     rounds_since_best: Tensor
     early_stopped: Tensor
+    valid_accuracy: Tensor
     peers: Tree
     peer_counts: Tensor
+
+
+# the fields of `ClientModels` that are one table each
+CLIENT_TABLES = (
+    "best_loss",
+    "rounds_since_best",
+    "early_stopped",
+    "valid_accuracy",
+    "peer_counts",
+)
 
 
 class StaleReply(NamedTuple):
