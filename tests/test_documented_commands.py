@@ -74,6 +74,12 @@ def split(text: str) -> tuple[str, ...]:
     return tuple(word for word in words if word)
 
 
+# what docs/data.md says to write into my_methods.py
+OWN_METHOD = re.search(
+    r"```python\n# my_methods\.py\n(.*?)```",
+    (ROOT / "docs" / "data.md").read_text(encoding="utf-8"),
+    re.DOTALL,
+)
 COMMANDS = [command for page in PAGES for command in find_commands(page)]
 OURS = [command for command in COMMANDS if command.words[0] == "remanence"]
 FLOWERS = [command for command in COMMANDS if command.words[0] != "remanence"]
@@ -105,6 +111,9 @@ def test_commands_are_found() -> None:
 def test_the_command_line_accepts_it(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert OWN_METHOD
+    (tmp_path / "my_methods.py").write_text(OWN_METHOD[1])
+    monkeypatch.syspath_prepend(tmp_path)
     parse(typer.main.get_command(app), command.words, command.in_block)
     name = command.words[1]
     if name in ("run", "compare", "search") and len(command.words) > 2:

@@ -30,7 +30,7 @@ CODE = {
     "import_module": (
         "__init__.py",  # the names of the package
         "engines/ray/serialization.py",  # between our own workers
-        "experiment/networks.py",  # a model class, with --allow-code
+        "core/imports.py",  # import paths and entry points, with --allow-code
         "flower/site_files.py",  # a function that a site's own file names
     ),
 }

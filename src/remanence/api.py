@@ -67,7 +67,8 @@ def run(
             the default settings.
         method: The method, as text or as an object such as `fedprox(mu=0.1) + wsm()`.
         model: The model, as text or as an `nn.Module`.
-        data: The dataset, as text, or a `Dataset` with labels.
+        data: The data, as text or a path, or an object that `rem.from_dataset` reads: a torch
+            dataset, a pair of arrays (x, y), a data frame, or one of these for each site by name.
         out: The output folder. Default: a temporary folder, see `RunResult.folder`.
         overwrite: Replace an earlier run in the output folder.
         quiet: Print no progress.
@@ -247,7 +248,7 @@ def resume(
         quiet: Print no progress.
         verbose: As in `run`.
         time_limit: Seconds after which it is saved and `Stopped` is raised.
-        allow_code: Accept a model that is Python code to import.
+        allow_code: Accept a model, method or data that are Python code to import.
 
     Returns:
         The run, comparison or search, with the same result as without the interruption.

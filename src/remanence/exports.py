@@ -17,8 +17,9 @@ from torch.nn.functional import cross_entropy
 
 from remanence.core.errors import InputError, SkippedCheckpoint
 from remanence.core.files import make_folder, translate_disk_errors, write_atomically
+from remanence.core.model_outputs import logits_of
 from remanence.core.safe_path import SafePath
-from remanence.data.dataset import ArrayDataset
+from remanence.data.dataset import ArrayDataset, statistics_shape
 from remanence.experiment.data_setup import load_data
 from remanence.reports.trackers import TRACKERS, export_scalars
 from remanence.results.manifest import LoadedCheckpoint
@@ -70,7 +71,7 @@ def normalization_stats(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, tor
     """
     if not run.metadata["mean"]:
         return None
-    shape = (-1, *(1,) * (len(run.metadata["shape"]) - 1))
+    shape = statistics_shape(tuple(run.metadata["shape"]))
     return torch.tensor(run.metadata["mean"], dtype=dtype).reshape(shape), torch.tensor(
         run.metadata["std"], dtype=dtype
     ).reshape(shape)
@@ -134,7 +135,7 @@ def evaluate(
             x = (x.to(dtype) - stats[0]) / stats[1]
         elif x.dtype != torch.int64:  # tokens stay integers
             x = x.to(dtype)
-        logits = model(x)
+        logits = logits_of(model(x))
         loss += float(cross_entropy(logits, y, reduction="sum"))
         np.add.at(confusion, (y.numpy(), logits.argmax(dim=1).numpy()), 1)
     evaluated = (

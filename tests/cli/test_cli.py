@@ -317,7 +317,7 @@ def test_list_without_a_table_lists_the_tables() -> None:
 
 def test_the_help_of_run_has_groups_and_defaults() -> None:
     shown = " ".join(forked("run", "--help").stdout.replace("│", " ").split())
-    for words in ("Local training", "Recording", "Default: dirichlet(alpha=0.1).", "Default: 32."):
+    for words in ("Local training", "Recording", "otherwise dirichlet(alpha=0.1).", "Default: 32."):
         assert words in shown
 
 

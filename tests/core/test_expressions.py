@@ -106,7 +106,7 @@ def test_a_sum_keeps_its_order() -> None:
         ("fedavg wsm", "unexpected 'wsm'"),
         ("fedavg)", "unexpected ')'"),
         ("3", "expected a name, found 3"),
-        ("f(0.1)", "expected an option such as mu=0.1, found 0.1"),
+        ("f(mu=1, 0.1)", "expected an option such as mu=0.1, found 0.1"),
         ("f(mu)", "options are written name=value; mu has no value"),
         ("f(mu=)", "expected a value, found )"),
         ("f(mu=1", "expected a comma or a closing bracket, found its end"),

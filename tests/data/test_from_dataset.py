@@ -152,11 +152,11 @@ class Endless(IterableDataset[Any]):
             r"item 1 is float32 \(4,\) and the first float32 \(3,\)",
         ),
         (
-            pairs([torch.full((3, 4, 4), -1.0)] * 4),
-            "values outside 0 to 1: give raw images and leave out normalization",
+            pairs([torch.full((3, 4, 4), torch.inf)] * 4),
+            r"hold NaN or infinity \(4 of 4, the first is number 0\)",
         ),
         (pairs(["text"] * 4), "examples of type str"),
-        (pairs([torch.zeros(2, 2, 2, 2)] * 4), r"shape \(2, 2, 2, 2\)"),
+        (pairs([torch.zeros(2, 2, 2, 2, 2)] * 4), r"shape \(2, 2, 2, 2, 2\)"),
         (Pairs([(torch.zeros(3), -1), (torch.zeros(3), 0)] * 4), "labels from -1"),
     ],
 )

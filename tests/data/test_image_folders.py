@@ -75,9 +75,11 @@ def test_folders_inside_a_class_and_other_files_are_fine(tmp_path: Path) -> None
     (tmp_path / "a" / ".hidden.png").write_text("no image")
     (tmp_path / "readme.md").write_text("no class")
     (tmp_path / ".cache").mkdir()
-    dataset = load_dataset("folder", {"path": str(tmp_path), "test": 0.5}, None)
+    dataset = load_dataset("folder", {"path": str(tmp_path), "test": 0.5, "sites": False}, None)
     assert dataset.classes == ("a", "b")
     assert len(dataset.train) + len(dataset.test) == 4
+    with pytest.raises(InputError, match="write sites=false if the outer folders are classes"):
+        load_dataset("folder", {"path": str(tmp_path)}, None)
 
 
 def test_sizes_and_channels_are_chosen(tmp_path: Path) -> None:

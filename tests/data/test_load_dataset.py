@@ -118,7 +118,7 @@ def test_a_check_says_what_is_there(tmp_path: Path) -> None:
         "  examples  20 for training, 5 for testing",
         "  one is    table 3, float32",
         "  classes   2 (common, rare), 4 to 16 training examples each",
-        "  groups    2, 8 to 12 training examples each",
+        "  groups    2 (4, 9), 8 to 12 training examples each",
     ]
 
 

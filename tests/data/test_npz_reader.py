@@ -34,7 +34,8 @@ def save(folder: Path, **arrays: Any) -> Path:
         (np.zeros((10, 3, 5, 6), dtype=np.uint8), "image", (3, 5, 6)),
         (np.zeros((10, 5, 6, 3), dtype=np.uint8), "image", (3, 5, 6)),
         (np.zeros((10, 2, 5, 6), dtype=np.uint8), "image", (2, 5, 6)),
-        (np.zeros((10, 5, 6), dtype=np.float32), "image", (1, 5, 6)),
+        (np.zeros((10, 5, 6), dtype=np.float32), "sequence", (5, 6)),
+        (np.zeros((10, 1, 4, 5, 6), dtype=np.float32), "volume", (1, 4, 5, 6)),
         (np.zeros((10, 5, 6), dtype=np.int16), "image", (1, 5, 6)),
     ],
 )
@@ -54,18 +55,19 @@ def test_a_kind_can_be_given(tmp_path: Path) -> None:
 
 
 def test_everything_in_the_file_is_used(tmp_path: Path) -> None:
-    """Floats from 0 to 1 become bytes: .5 * 255 = 127.5, rounded to the even 128. Group names
-    30 and 7 sort to groups 1 and 0.
+    """Floats are kept: .5 is no byte divided by 255. Group names 30 and 7 sort to groups 1 and
+    0.
     """
     path = save(
         tmp_path, x=np.full((4, 2, 2), 0.5), y=np.array([0, 1, 2, 0]), groups=np.array([30, 7, 30, 7]),
         x_test=np.ones((2, 2, 2)), y_test=np.array([2, 1]), groups_test=np.array([7, 30]), class_names=np.array(["a", "b", "c"]),
     )  # fmt: skip
-    dataset = read(path)
+    dataset = read(path, kind="image")
     assert dataset.classes == ("a", "b", "c")
     assert dataset.group_names == ("7", "30")
-    assert (dataset.train.x == 128).all()
-    assert (dataset.test.x == 255).all()
+    assert dataset.train.x.dtype == dataset.test.x.dtype == np.float32
+    assert (dataset.train.x == 0.5).all()
+    assert (dataset.test.x == 1).all()
     assert dataset.train.groups.tolist() == [1, 0, 1, 0]
     assert dataset.test.groups.tolist() == [0, 1]
     assert dataset.test.y.tolist() == [2, 1]
@@ -92,10 +94,10 @@ def test_a_file_below_the_data_folder_is_found(tmp_path: Path) -> None:
             {"x": np.zeros((10, 2)), "y": Y, "x_test": np.zeros((1, 2))},
             "x_test and y_test together",
         ),
-        ({"x": np.zeros((10, 2)), "y": Y[:9]}, "found 10 and 9"),
-        ({"x": np.zeros((10, 2)), "y": Y, "groups": Y[:9]}, "as many rows"),
-        ({"x": np.zeros((10, 2)), "y": Y.astype(float)}, "labels of type float64"),
-        ({"x": np.zeros((10, 2)), "y": Y[:, None]}, r"shape \(10, 1\)"),
+        ({"x": np.zeros((10, 2)), "y": Y[:9]}, "10 examples in x but 9 labels"),
+        ({"x": np.zeros((10, 2)), "y": Y, "groups": Y[:9]}, "10 labels and 9 groups"),
+        ({"x": np.zeros((10, 2)), "y": Y + 0.5}, "labels of type float64"),
+        ({"x": np.zeros((10, 2)), "y": Y[:, None] * [1, 1]}, r"shape \(10, 2\)"),
         ({"x": np.zeros((10, 2)), "y": Y - 1}, "labels from -1 to 0"),
         ({"x": np.zeros((10, 2)), "y": Y * 10**9}, "labels from 0 to 1000000000"),
         ({"x": np.zeros((10, 2)), "y": Y * 0}, "1 class"),
@@ -106,9 +108,12 @@ def test_a_file_below_the_data_folder_is_found(tmp_path: Path) -> None:
         ),
         ({"x": np.full((10, 2), np.nan), "y": Y}, "NaN"),
         ({"x": np.full((10, 2), 1e300), "y": Y}, "infinity"),
-        ({"x": np.full((10, 2, 2), 1.5), "y": Y}, "values outside 0 to 1"),
-        ({"x": np.full((10, 2, 2), 256), "y": Y}, "from 256 to 256"),
-        ({"x": np.zeros(10), "y": Y}, "images of shape"),
+        ({"x": np.full((10, 2, 2), 2**25), "y": Y}, "which float32 does not hold exactly"),
+        ({"x": np.zeros(10), "y": Y}, "image examples of shape"),
+        (
+            {"x": np.zeros((10, 2, 2, 2)), "y": Y, "x_test": Y.reshape(10, 1, 1, 1), "y_test": Y},
+            "x of float64 and x_test of int64: give both the same type",
+        ),
         ({"x": np.array([["a"]] * 10), "y": Y}, "examples of type <U1"),
         (
             {"x": np.array([[{}]] * 10), "y": Y},

@@ -32,8 +32,9 @@ from remanence.flower.site import Site
 from remanence.flower.wire import WireMessage
 
 SECRET = "patient 7 has hepatitis"
-PATHS = {("data.name", "folder"), ("data.name", "npz"), ("drift.schedule", "table")} | {
-    ("peers.topology", "edges")
+PATHS = {("data.name", name) for name in ("folder", "hub", "npz", "pfllib", "table")} | {
+    ("drift.schedule", "table"),
+    ("peers.topology", "edges"),
 }
 opened: list[str] = []  # paths that Python opened
 listening = False
@@ -130,7 +131,7 @@ def test_no_key_makes_a_site_open_a_path(
 
 @pytest.mark.parametrize("key", EXPRESSIONS)
 def test_no_key_names_code(key: str, tmp_path: Path, opens: list[str]) -> None:
-    """Only a model may, and only where the policy allows code."""
+    """Unless the policy of the site allows code."""
     (tmp_path / "evil_part.py").write_text("raise RuntimeError('imported')")
     opens.clear()
     config = merged(site_config(small_config("fedavg")), {key: "evil_part:load(number=3)"})
@@ -141,11 +142,7 @@ def test_no_key_names_code(key: str, tmp_path: Path, opens: list[str]) -> None:
     experiment = parse_experiment(config)
     with pytest.raises(NamesFileOrCode, match="imports and runs Python code"):
         check_experiment(experiment)
-    if key == "model":
-        check_experiment(experiment, allow_code=True)
-    else:
-        with pytest.raises(NamesFileOrCode, match="imports and runs Python code"):
-            check_experiment(experiment, allow_code=True)
+    check_experiment(experiment, allow_code=True)
     assert not [name for name in opens if "evil_part" in name]
 
 
@@ -235,7 +232,7 @@ def test_the_coordinator_keeps_its_files_to_itself(tmp_path: Path) -> None:
     received = site_config(check_deployable(config))
     assert str(tmp_path) not in str(received)
     assert received["data"]["name"] == "sites"
-    assert set(DATASETS) - {"npz", "folder"} == {
+    assert set(DATASETS) - {"folder", "hub", "npz", "pfllib", "table"} == {
         name
         for name in DATASETS
         if site_config(parse_experiment({}, {"data.name": name}))["data"]["name"] == name

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow
 import torch
+from pyarrow import parquet
 from reports.conftest import write_comparison
 from reports.rich_runs import write_peers_run, write_server_run
 
@@ -32,8 +34,10 @@ from remanence.data.drift_schedules import DRIFT_SCHEDULES as DRIFTS
 from remanence.data.image_folders import folder
 from remanence.data.leaf_json import _read_file
 from remanence.data.mnist_idx import read_idx
+from remanence.data.pfllib import pfllib
 from remanence.data.schedule_table import read_table
 from remanence.data.svhn_mat import read_mat
+from remanence.data.tables import table
 from remanence.data.user_data import npz
 from remanence.experiment.build import check_names
 from remanence.experiment.system import parse_deadline, parse_speed
@@ -148,6 +152,26 @@ def write_npz(home: Path) -> list[Path]:
     np.savez(home / "plain.npz", **arrays)
     np.savez_compressed(home / "packed.npz", **arrays)
     return [home / "plain.npz", home / "packed.npz"]
+
+
+TABLE = "age,site,label\n" + "".join(f"{20 + i},{'ab'[i % 2]},{i % 3}\n" for i in range(12))
+
+
+def write_parquet(home: Path) -> list[Path]:
+    columns = {"age": list(range(12)), "site": ["a", "b"] * 6, "label": [0, 1, 2] * 4}
+    parquet.write_table(pyarrow.table(columns), home / "table.parquet")
+    return [home / "table.parquet"]
+
+
+def write_pfllib(home: Path) -> list[Path]:
+    files = []
+    for part in ("train", "test"):
+        (home / part).mkdir()
+        for client in ("0", "1"):
+            content = {"x": np.ones((4, 1, 3, 3), np.float32), "y": np.arange(4) % 2}
+            np.savez(home / part / f"{client}.npz", data=content)
+            files.append(home / part / f"{client}.npz")
+    return files
 
 
 def read_npzs(home: Path, number: int) -> None:
@@ -374,6 +398,14 @@ FILES: dict[str, Case] = {
     ),
     "LEAF JSON": Case(write_leaf, lambda home, number: _read_file(home / "all.json", 10)),
     "NPZ": Case(write_npz, read_npzs),
+    "NPZ of PFLlib": Case(write_pfllib, lambda home, number: pfllib(None, path=str(home))),
+    "tables (CSV)": Case(
+        lambda home: [write_bytes(home / "table.csv", TABLE.encode())],
+        lambda home, number: table(None, path=str(home / "table.csv")),
+    ),
+    "tables (Parquet)": Case(
+        write_parquet, lambda home, number: table(None, path=str(home / "table.parquet"))
+    ),
     "folders of images": Case(
         write_images, lambda home, number: folder(None, path=str(home), size=8)
     ),

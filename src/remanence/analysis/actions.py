@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from remanence import diagnosis, exports
 from remanence.analysis.results import AnyResult, ResultOrFolder, open_result, open_results
-from remanence.config import forbid_import_path
+from remanence.config import forbid_code
 from remanence.core.errors import InputError
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset
@@ -131,11 +131,10 @@ def open_trusted(result: ResultOrFolder, allow_code: bool) -> AnyResult:
 
     Args:
         result: The run or comparison, or its folder.
-        allow_code: Accept a model that is Python code to import, `package.module:Class`. A folder
-            from another person must not decide which code runs.
+        allow_code: Accept settings that name Python code to import, `package.module:name`. A
+            folder from another person must not decide which code runs.
     """
     found = open_result(result)
     if not allow_code:
-        for network in found.networks:
-            forbid_import_path(network, found.folder)
+        forbid_code(found.settings, found.folder)
     return found

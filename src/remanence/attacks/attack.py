@@ -28,7 +28,7 @@ class DataInfo(NamedTuple):
     """What an attacker knows of the dataset besides its own examples.
 
     Args:
-        kind: "image", "table" or "tokens".
+        kind: of the dataset, such as "image" or "table".
         classes: the number of classes.
         high: the largest value of the dataset: of all pixels [], or of each feature of a table [f].
     """

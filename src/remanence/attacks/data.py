@@ -100,8 +100,9 @@ def backdoor(
 ) -> Attack:
     """Stamps a trigger on a share of its examples and labels them as the target class.
 
-    The trigger is a square of the largest pixel value in the lower right corner of images, or the
-    largest value of each of the last features of tables.
+    The trigger is a square of the largest pixel value in the lower right corner of images (of
+    sequences: the last features of the last steps), or the largest value of each of the last
+    features of tables.
 
     Args:
         fraction: share of the clients that attack.
@@ -125,7 +126,7 @@ def backdoor(
                 f"attack backdoor: there is no class {target}: classes are numbered 0 to"
                 f" {info.classes - 1}"
             )
-        largest = min(shape[-2:]) if info.kind == "image" else shape[0]
+        largest = min(shape[-2:])
         if size > largest:
             raise InputError(
                 f"attack backdoor: a trigger of size {size} does not fit into examples of shape"
@@ -158,8 +159,8 @@ def stamp(x: np.ndarray, size: int, info: DataInfo) -> np.ndarray:
     [[[[0, 0, 0], [0, 0, 16]]]]
     """
     stamped = x.copy()
-    if info.kind == "image":
-        stamped[..., -size:, -size:] = info.high
-    else:
+    if info.kind == "table":
         stamped[:, -size:] = info.high[-size:]
+    else:
+        stamped[..., -size:, -size:] = info.high
     return stamped

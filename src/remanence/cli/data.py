@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from remanence import config
-from remanence.cli.flags import read_settings, with_flags
-from remanence.cli.options import AsJson, DataDir, ExperimentFile, Sets
+from remanence.cli.flags import read_data_settings, with_flags
+from remanence.cli.options import AllowCode, AsJson, DataDir, DataOrExperiment, Sets
 
 app = typer.Typer(
     help="Datasets and their partition over clients.",
@@ -51,14 +51,15 @@ def data_list(as_json: AsJson = False) -> None:
 
 @app.command("check")
 def data_check(
-    name: Annotated[
-        str, typer.Argument(help="Dataset, such as cifar10, an .npz file or a folder of images.")
-    ],
+    what: DataOrExperiment = None,
+    data: Annotated[str | None, typer.Option("--data", help="The same as the argument.")] = None,
     data_dir: DataDir = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Read a dataset completely and describe its contents."""
-    changes = config.changes_from_flags({"data": name, "data_dir": data_dir})
-    checked = config.parse_experiment({}, changes)
+    flags = config.changes_from_flags({"data": data, "data_dir": data_dir})
+    base, changes = read_data_settings(what, flags, None, allow_code)
+    checked = config.parse_experiment(base, changes)
     from remanence.data import describe_dataset
     from remanence.experiment.data_setup import load_data
 
@@ -68,17 +69,18 @@ def data_check(
 @app.command("show")
 @with_flags(without=NOT_ABOUT_DATA)
 def data_show(
-    experiment: ExperimentFile = None,
+    what: DataOrExperiment = None,
     *,
     flags: dict[str, Any],
     set_: Sets = None,
     out: Annotated[
         Path | None, typer.Option("--out", help="HTML page to write with the whole partition.")
     ] = None,
+    allow_code: AllowCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the partition: the fraction of each class in each client's data."""
-    base, changes = read_settings(experiment, flags, set_)
+    base, changes = read_data_settings(what, flags, set_, allow_code)
     checked = config.parse_experiment(base, changes)
     from remanence.cli.listing import show_partition
 

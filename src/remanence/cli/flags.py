@@ -60,11 +60,20 @@ def with_flags(
 
 
 def read_settings(
-    path: Path | None, flags: dict[str, Any], assignments: list[str] | None, allow_code: bool = True
+    path: Path | None, flags: dict[str, Any], assignments: list[str] | None, allow_code: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of an experiment file, and the changes by flags and by --set."""
     base = config.read_file(path, allow_code) if path else {}
     return base, {**flags, **config.parse_assignments(assignments or [])}
+
+
+def read_data_settings(
+    what: str | None, flags: dict[str, Any], assignments: list[str] | None, allow_code: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The same where the argument is an experiment file or names data as --data does."""
+    if what is None or what.endswith(".toml"):
+        return read_settings(Path(what) if what else None, flags, assignments, allow_code)
+    return read_settings(None, {"data.name": what} | flags, assignments, allow_code)
 
 
 def _flag(name: str) -> inspect.Parameter:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from remanence.cli.options import AllowCode
 from remanence.core.errors import InputError
 
 app = typer.Typer(
@@ -29,13 +30,14 @@ def init(
     name: Annotated[
         str, typer.Option("--name", help="Name of the app. Default: the name of the folder.")
     ] = "",
+    allow_code: AllowCode = False,
 ) -> None:
     """Write a Flower app that runs an experiment file. Launch it with flwr run; running it again
     continues the experiment.
     """
     from remanence.flower.app_files import write_app
 
-    for path in write_app(folder, experiments, name):
+    for path in write_app(folder, experiments, name, allow_code):
         print(path)
 
 

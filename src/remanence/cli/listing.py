@@ -19,6 +19,7 @@ from remanence.attacks import ATTACKS
 from remanence.config import FLAGS, Experiment, all_settings
 from remanence.core import expressions
 from remanence.core.errors import unknown
+from remanence.core.imports import find_constructor, installed_parts
 from remanence.data.concept_rules import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.engines.table import ENGINES
@@ -69,7 +70,12 @@ def entries(table: str) -> list[dict[str, Any]]:
         return [_setting(key, setting) for key, setting in all_settings().items()]
     if table not in TABLES:
         raise unknown("list", table, [*TABLES, "engines", "settings"])
-    return [_entry(name, constructor, table) for name, constructor in sorted(TABLES[table].items())]
+    constructors = dict(TABLES[table])
+    if table == "methods":  # those that installed packages bring
+        constructors |= {
+            name: find_constructor(name, constructors, "method") for name in installed_parts()
+        }
+    return [_entry(name, constructor, table) for name, constructor in sorted(constructors.items())]
 
 
 def print_entries(table: str, as_json: bool) -> None:
@@ -145,7 +151,8 @@ def _print_clients(table: PartitionTable) -> None:
         shares = counts[client] / size
         bars = "".join(BLOCKS[int(np.ceil(share * (len(BLOCKS) - 1)))] for share in shares)
         held = int((counts[client] > 0).sum())
-        print(f"client {client:4d} {size:7d}  {bars}  {held} classes")
+        name = f" ({table.names[client]})" if table.names else ""
+        print(f"client {client:4d} {size:7d}  {bars}  {held} classes{name}")
     if len(sizes) > MAX_ROWS:
         print(f"... and {len(sizes) - MAX_ROWS} more; --out FILE.html shows more of them")
 

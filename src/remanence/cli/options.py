@@ -98,6 +98,15 @@ ExperimentFile = Annotated[
         show_default=False,
     ),
 ]
+DataOrExperiment = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[DATA|EXPERIMENT.toml]",
+        help="Data as after --data, such as cifar10, patients.csv or a folder, or an experiment"
+        " file.",
+        show_default=False,
+    ),
+]
 DataDir = Annotated[
     str | None,
     typer.Option(

@@ -16,8 +16,7 @@ from remanence.config.keys import FLAGS, all_keys, all_settings, describe
 from remanence.config.keywords import with_settings
 from remanence.config.parse import (
     LARGEST_FILE,
-    forbid_import_path,
-    is_import_path,
+    forbid_code,
     optimizer_call,
     parse_assignments,
     parse_value,
@@ -25,9 +24,17 @@ from remanence.config.parse import (
     read_toml,
     write_toml,
 )
-from remanence.config.settings import ENGINES, Natural, Number, RaySettings, Section
+from remanence.config.settings import (
+    DEFAULT_PARTITION,
+    ENGINES,
+    Natural,
+    Number,
+    RaySettings,
+    Section,
+)
 
 __all__ = [
+    "DEFAULT_PARTITION",
     "ENGINES",
     "FLAGS",
     "LARGEST_FILE",
@@ -43,8 +50,7 @@ __all__ = [
     "all_settings",
     "changes_from_flags",
     "describe",
-    "forbid_import_path",
-    "is_import_path",
+    "forbid_code",
     "optimizer_call",
     "parse_assignments",
     "parse_experiment",

@@ -32,7 +32,7 @@ class CommonSettings(TypedDict, total=False):
 
     partition: str | None
     """Partition of the examples over clients, such as iid or dirichlet(alpha=0.1). Default:
-    dirichlet(alpha=0.1).
+    by_group where the data name their sites, otherwise dirichlet(alpha=0.1).
     """
 
     sample: float | None
@@ -194,6 +194,6 @@ class Settings(RunSettings, total=False):
     """
 
     data: str | DataSettings | Mapping[str, Any] | None
-    """Dataset, such as digits or synthetic(samples=5000), an .npz file or a folder of images.
-    Default: digits.
+    """Dataset, such as digits or synthetic(samples=5000), a file such as
+    patients.csv(label=outcome) or scans.npz, or a folder of images. Default: digits.
     """

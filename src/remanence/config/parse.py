@@ -12,6 +12,7 @@ import tomli_w
 from remanence.config.settings import ExperimentSettings
 from remanence.core import expressions
 from remanence.core.errors import InputError
+from remanence.core.imports import find_import_path
 
 LARGEST_FILE = 1_000_000  # bytes; experiment files are written by hand
 
@@ -21,7 +22,7 @@ def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
 
     Args:
         path: The experiment file.
-        allow_code: Accept a model that is an import path, `package.module:Class`.
+        allow_code: Accept import paths, `package.module:name`.
 
     Raises:
         InputError: The file is missing or is not TOML, or it names Python code without
@@ -38,25 +39,24 @@ def read_file(path: Path, allow_code: bool = True) -> dict[str, Any]:
         "check the name, or give every setting as a flag (remanence run --help)",
     )
     if not allow_code:
-        forbid_import_path(tree.get("model"), path)
+        forbid_code(tree, path)
     return tree
 
 
-def forbid_import_path(model: object, path: Path) -> None:
-    """Raise `InputError` if the model that a file or folder names is Python code to import.
+def forbid_code(settings: Any, path: Path) -> None:
+    """Raise `InputError` if any setting that a file or folder holds names Python code to import.
 
     A file from another person must not decide which code runs; the user has to allow it.
+
+    Args:
+        settings: Texts in nested tables and lists.
+        path: The file or folder, for the error.
     """
-    if isinstance(model, str) and is_import_path(model):
+    text = find_import_path(settings)
+    if text is not None:
         raise InputError(
-            f"{path} imports and runs Python code ({model}): review that code, then add"
-            " --allow-code"
+            f"{path} imports and runs Python code ({text}): review that code, then add --allow-code"
         )
-
-
-def is_import_path(text: str) -> bool:
-    """Whether a model is an import path, `package.module:Class(option=value)`."""
-    return ":" in text.partition("(")[0]
 
 
 def read_toml(path: Path, kind: str, hint: str) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, Stri
 # the most that readers of a run accept, since measures allocate tables for them
 MAX_ROUNDS, MAX_TIME_STEPS = 100_000_000, 100_000
 
+# where data name no sites; see `data.partition`
+DEFAULT_PARTITION = "dirichlet(alpha=0.1)"
+
 Count = Annotated[StrictInt, Field(ge=1)]
 Natural = Annotated[StrictInt, Field(ge=0)]
 Number = StrictFloat | StrictInt
@@ -33,8 +36,8 @@ class DataSettings(Section):
 
     name: StrictStr = Field(
         default="digits",
-        description="Dataset, such as digits or synthetic(samples=5000), an .npz file or a folder"
-        " of images.",
+        description="Dataset, such as digits or synthetic(samples=5000), a file such as"
+        " patients.csv(label=outcome) or scans.npz, or a folder of images.",
     )
     dir: StrictStr = Field(
         default="",
@@ -47,8 +50,18 @@ class DataSettings(Section):
         " memory.",
     )
     partition: StrictStr = Field(
-        default="dirichlet(alpha=0.1)",
-        description="Partition of the examples over clients, such as iid or dirichlet(alpha=0.1).",
+        default="",
+        description="Partition of the examples over clients, such as iid or dirichlet(alpha=0.1)."
+        " Default: by_group where the data name their sites, otherwise dirichlet(alpha=0.1).",
+    )
+    limit: Natural = Field(
+        default=0,
+        description="Maximum number of training examples, drawn in proportion to classes and sites."
+        " 0: all.",
+    )
+    test_limit: Natural = Field(
+        default=0,
+        description="Maximum number of test examples, drawn likewise. 0: all.",
     )
     validation: Share = Field(
         default=0.1, description="Fraction of each client's examples kept for validation."

@@ -7,6 +7,7 @@ Methods:
     compose         parts joined by `+`, bound to their own state
     compose_checks  do the parts of a method fit together?
     expressions     names with arguments, such as `fedprox(mu=0.1)+wsm`
+    imports         names outside of this package: import paths and entry points
     ranges          range checks of hyper-parameters
 Values:
     types           batches, models, replies, and what is known of a task
@@ -17,6 +18,7 @@ Models and engines:
     engine          the protocol between rounds and engines
     model           a user's network as a pure function of its parameters
     model_layers    its layers: keyed dropout, norms, the head, their order
+    model_outputs   its logits in any wrapping, and random numbers that are not keyed
     memory_format   networks that fail on channels-last images
 The process and its files:
     errors          the errors that are raised on purpose

@@ -44,20 +44,24 @@ def parse_method(text: str, table: Mapping[str, Callable[..., Part]]) -> Method:
     """Parse a method such as `fedprox(mu=0.1)+wsm`.
 
     Args:
-        text: Parts joined by `+`.
+        text: Parts joined by `+`. A part outside of this package is named by its import path,
+            `package.module:function(option=1)`.
         table: The constructors of parts by name.
 
     Raises:
         InputError: The text cannot be read, or its parts do not fit together.
     """
-    return check(
-        Method(
-            tuple(
-                expressions.instantiate(call, table, "method")
-                for call in expressions.parse_parts(text)
-            )
+    return check(Method(tuple(_make_part(call, table) for call in expressions.parse_parts(text))))
+
+
+def _make_part(call: expressions.Call, table: Mapping[str, Callable[..., Part]]) -> Part:
+    made = expressions.instantiate(call, table, "method")
+    if not isinstance(made, Part):
+        raise InputError(
+            f"method {call.name!r} makes a {type(made).__name__}: it must be a function that"
+            " returns a Part, see remanence.extend"
         )
-    )
+    return made
 
 
 def describe(method: Method) -> str:

@@ -4,9 +4,13 @@ Methods, partitions, optimizers, schedules, models and data sources have the sam
 is evaluated as Python: values are numbers, words, quoted strings, true, false, none and lists of
 these.
 
-    sum   = call ("+" call)*
-    call  = name [ "(" [ name "=" value ("," name "=" value)* ] ")" ]
-    value = number | "string" | word | "[" [ value ("," value)* ] "]"
+    sum    = call ("+" call)*
+    call   = name [ "(" [ option ("," option)* ] ")" ]
+    option = name "=" value; the first one also without a name, if it is a number: dirichlet(0.1)
+    value  = number | "string" | word | "[" [ value ("," value)* ] "]"
+
+A name is an entry of a table, or an import path such as `package.module:function`
+(`core/imports.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from remanence.core.errors import InputError, nearest, unknown
+from remanence.core.errors import InputError, nearest
+from remanence.core.imports import find_constructor
 
 LARGEST = 10**300  # numbers beyond it are rejected
 LONGEST = 2000  # the most characters of an expression
+UNNAMED = ""  # the name of a number that is written without one, until `name_arguments`
 
 # The type of an option that is a text and names neither a file nor code. An option of the type
 # `str` may name one: real sites decline an experiment that gives it a value.
@@ -49,7 +55,10 @@ class Call:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name}={_write(value)}" for name, value in self.arguments.items())
+        inside = ", ".join(
+            f"{name}={_write(value)}" if name else _write(value)
+            for name, value in self.arguments.items()
+        )
         return f"{self.name}({inside})" if inside else self.name
 
 
@@ -80,17 +89,16 @@ def instantiate(call: Call, table: Mapping[str, Callable[..., Any]], kind: str, 
 
     Args:
         call: The name and its keyword arguments.
-        table: The constructors by name.
+        table: The constructors by name. A name that is an import path is imported.
         kind: What the table holds, for errors: "partition".
         given: Positional arguments, which come first.
 
     Raises:
         InputError: The name is unknown, or an argument is unknown, missing or of a wrong type.
     """
-    if call.name not in table:
-        raise unknown(kind, call.name, table)
-    constructor = table[call.name]
-    options = options_of(constructor)
+    constructor = find_constructor(call.name, table, kind)
+    options = options_of(constructor, len(given))
+    call = name_arguments(call, options, kind)
     for name in call.arguments:
         if name not in options:
             help_ = nearest(name, options) if options else "it takes none"
@@ -123,21 +131,47 @@ class Option:
     names_nothing: bool = False
 
 
-def options_of(constructor: Callable[..., Any]) -> dict[str, Option]:
-    """The keyword-only arguments of a constructor: what a user may write in the brackets."""
+def name_arguments(call: Call, options: Mapping[str, Option], kind: str) -> Call:
+    """The call with the name of a leading number, which is the constructor's first option.
+
+    >>> def dirichlet(*, alpha: float = 0.1): ...
+    >>> str(name_arguments(parse_call("dirichlet(0.5)"), options_of(dirichlet), "partition"))
+    'dirichlet(alpha=0.5)'
+    """
+    if UNNAMED not in call.arguments:
+        return call
+    first = next(iter(options.values()), None)
+    if first is None or not {int, float} & set(_alternatives(first.type)):
+        cure = f"write {call.name}({first.name}=...)" if first else "it takes none"
+        raise InputError(f"{kind} {call.name!r} has no leading number: {cure}")
+    if first.name in call.arguments:
+        raise InputError(f"{kind} {call.name!r}: {first.name} is given twice")
+    return Call(call.name, {name or first.name: value for name, value in call.arguments.items()})
+
+
+def options_of(constructor: Callable[..., Any], given: int | None = None) -> dict[str, Option]:
+    """The arguments of a constructor that a user may write in the brackets.
+
+    Args:
+        constructor: A function or class.
+        given: How many arguments are given by position; those after them are options, too.
+            Default: only keyword-only arguments are options, as in all constructors of ours.
+    """
     function = constructor.__init__ if inspect.isclass(constructor) else constructor
     try:
         hints = typing.get_type_hints(function)
         declared = typing.get_type_hints(function, include_extras=True)
     except NameError:  # a type imported for type checkers only: its arguments are not checked
         hints = declared = {}
-    parameters = inspect.signature(constructor).parameters.values()
+    parameters = list(inspect.signature(constructor).parameters.values())
+    by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    named = set() if given is None else set(by_position[given:])
     return {
         p.name: Option(
             p.name, hints.get(p.name, Any), p.default, _names_nothing(declared.get(p.name, Any))
         )
         for p in parameters
-        if p.kind is p.KEYWORD_ONLY
+        if p.kind is p.KEYWORD_ONLY or p.name in named
     }
 
 
@@ -250,6 +284,9 @@ class _Reader:
             while not self.accept(")"):
                 if arguments:
                     self.comma()
+                if not arguments and self.peek()[0] == "number":
+                    arguments[UNNAMED] = self.value(0)
+                    continue
                 option = self.expect("name", "an option such as mu=0.1")
                 if not self.accept("="):
                     raise InputError(

@@ -2,7 +2,9 @@
 
 `Model.apply(params, buffers, x)` returns logits, features and new buffers and changes nothing. The
 module is copied and serves as a template only. Dropout layers are replaced by layers that draw from
-keys. A module that cannot be made pure is rejected, and the error says what to change.
+keys. A module that draws in another way, such as attention with dropout, draws from torch's
+generator, which is seeded from the key for each call: it trains one client after the other. A
+module that cannot be made pure is rejected, and the error says what to change.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from remanence.core.model_layers import (
     norm_params,
     norms_in_fp32,
 )
+from remanence.core.model_outputs import are_probabilities, logits_of, seeded_generator
 from remanence.core.pytree import SEPARATOR, Params
 from remanence.core.rng import Key
 from remanence.core.types import ModelState, Output
@@ -59,6 +62,9 @@ class Model:
     has_tied_weights: bool = True
     # does it fail on channels-last images, because it calls `view`? See memory_format.py
     uses_view: bool = False
+    # does it draw from torch's generator in training? Then only one client at a time can train
+    draws_unkeyed: bool = False
+    gives_probabilities: bool = False  # does it end in softmax?
 
     def apply(
         self, params: Params, buffers: Params, x: Tensor, key: Tensor | None = None
@@ -72,8 +78,15 @@ class Model:
         if self.dropout_keys:
             assert key is not None
             values |= dict.fromkeys(self.dropout_keys, key)
-        out = self._call(self.train_module, self.train_features, values, x)
+        with self._generator(key):
+            out = self._call(self.train_module, self.train_features, values, x)
         return out, {name: values[name] for name in buffers}
+
+    def _generator(self, key: Tensor | None) -> contextlib.AbstractContextManager[None]:
+        if not self.draws_unkeyed:
+            return contextlib.nullcontext()
+        assert key is not None
+        return seeded_generator(key)
 
     def predict(self, model: ModelState, x: Tensor) -> Output:
         """One pass in evaluation mode."""
@@ -87,12 +100,14 @@ class Model:
     ) -> Output:
         with ViewAsReshape() if self.uses_view else contextlib.nullcontext():
             if self.autocast is None:
-                logits = functional_call(module, values, (x,), tie_weights=self.has_tied_weights)
+                output = functional_call(module, values, (x,), tie_weights=self.has_tied_weights)
+                logits = logits_of(output)
             else:
                 with torch.autocast(x.device.type, dtype=self.autocast):
-                    logits = functional_call(
+                    output = functional_call(
                         module, values, (x,), tie_weights=self.has_tied_weights
-                    ).float()
+                    )
+                    logits = logits_of(output).float()
         features = hook.release()
         return Output(logits, logits if features is None else features.to(logits.dtype))
 
@@ -196,11 +211,19 @@ def functionalize(
         autocast=autocast,
         has_tied_weights=_has_tied_weights(template),
     )
-    example = example.to(device)
-    _check_calls(model, example, classes, type(module).__name__)
-    _reject_hidden_randomness(model, example, type(module).__name__)
-    uses_view = depends_on_layout(partial(model.predict, model.initial), example)
-    return replace(model, uses_view=uses_view)
+    return _check_on_example(model, example.to(device), classes)
+
+
+def _check_on_example(model: Model, example: Tensor, classes: int) -> Model:
+    """Check that a model accepts the data, and note what only a call shows."""
+    name = type(model.source_module).__name__
+    logits = _check_calls(model, example, classes, name)
+    return replace(
+        model,
+        draws_unkeyed=_draws_unkeyed(model, example, name),
+        gives_probabilities=are_probabilities(logits),
+        uses_view=depends_on_layout(partial(model.predict, model.initial), example),
+    )
 
 
 def state_of(module: nn.Module, without: Sequence[str] = ()) -> ModelState:
@@ -230,13 +253,13 @@ def _check_names(template: nn.Module) -> None:
         raise InputError("the model has no parameters: there is nothing to train")
 
 
-def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> None:
-    """Check that the model accepts the data and has one output for each class."""
+def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> Tensor:
+    """Check that the model accepts the data and has one output for each class; -> logits"""
     try:
         with torch.no_grad():
             logits = model.predict(model.initial, example).logits
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"model {name}: {error}") from error
     except Exception as error:
         shape = "x".join(str(n) for n in example.shape[1:])
         raise InputError(
@@ -249,12 +272,11 @@ def _check_calls(model: Model, example: Tensor, classes: int, name: str) -> None
             f" examples, but the data have {classes} classes: its last layer must have {classes}"
             " outputs"
         )
+    return logits
 
 
-def _reject_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
-    """Check that a pass in training mode does not use torch's generator, whose draws could be
-    repeated neither on resume nor on another engine.
-    """
+def _draws_unkeyed(model: Model, example: Tensor, name: str) -> bool:
+    """Whether a pass in training mode uses torch's generator; an error where the pass fails."""
 
     def states() -> list[Tensor]:
         return [
@@ -277,11 +299,7 @@ def _reject_hidden_randomness(model: Model, example: Tensor, name: str) -> None:
                 f" {first_line(error)}"
             ) from error
         after = states()
-    if any(not torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-        raise InputError(
-            f"model {name} draws random numbers of its own in training (functional"
-            " dropout?): use nn.Dropout layers, which draw from keys"
-        )
+    return any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
 def init_module(build: Callable[[], Any], key: Key) -> nn.Module:
@@ -311,16 +329,6 @@ def _reject_impure(name: str, layer: nn.Module) -> None:
         raise InputError(
             f"layer {name} ({kind}) has dropout inside, which cannot draw from keys: set its"
             " dropout to 0 and put an nn.Dropout after it"
-        )
-    if isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0:
-        raise InputError(
-            f"layer {name} ({kind}) has dropout inside, which cannot draw from keys: set its"
-            " dropout to 0"
-        )
-    if isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
-        raise InputError(
-            f"layer {name} ({kind}) draws random numbers that cannot be repeated: use"
-            " nn.Dropout, or leave it out"
         )
 
 

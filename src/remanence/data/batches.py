@@ -18,6 +18,7 @@ from torch import Tensor
 from remanence.core import rng
 from remanence.core.errors import InputError
 from remanence.core.rng import Key
+from remanence.data.dataset import statistics_shape
 
 AUGMENTATIONS = ("crop", "flip", "cutout")
 CROP_PADDING = 4
@@ -210,7 +211,7 @@ def to_device(
         x = x.astype(np.float32)
     mean = std = None
     if statistics is not None:
-        shape = (-1, *(1,) * (x.ndim - 2))
+        shape = statistics_shape(x.shape[1:])
         mean, std = (
             torch.as_tensor(s, dtype=torch.float64).to(dtype).reshape(shape).to(device)
             for s in statistics

@@ -184,7 +184,8 @@ def rotate(*, degrees: PlainText = "") -> ConceptRule:
 def corrupt(*, kinds: PlainText = "", severity: int = 3) -> ConceptRule:
     """Each cluster has images with one corruption: covariate shift or drift.
 
-    With severity s and the largest pixel w of the training images, clipped to 0 .. w and rounded:
+    With severity s and the largest pixel w of the training images, clipped to 0 .. w, and rounded
+    where pixels are whole numbers:
 
     - clean: x
     - noise: x + 0.05 s w z, with z standard normal for each pixel and channel; always the same for
@@ -218,7 +219,13 @@ def corrupt(*, kinds: PlainText = "", severity: int = 3) -> ConceptRule:
                 raise concept_error(
                     "corrupt", f"has no corruption {name!r}", nearest(name, CORRUPTIONS)
                 )
-        max_pixel = int(dataset.train.x.max())
+        if dataset.train.x.min() < 0:
+            raise concept_error(
+                "corrupt",
+                f"needs pixels from 0 up, and {dataset.name!r} has negative ones",
+                "give images that are not normalized, which is done later",
+            )
+        max_pixel = dataset.train.x.max().item()
         return {
             "corruption": ["" if name == "clean" else name for name in names],
             "severity": [0 if name in ("clean", "invert") else severity for name in names],

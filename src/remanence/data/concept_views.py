@@ -20,7 +20,7 @@ from remanence.data.concepts import Concept
 from remanence.data.dataset import DatasetSplit
 
 _CHUNK_VALUES = 1 << 21  # float64 values in memory at one time
-_Transform = tuple[float, str, int, int]  # rotation, corruption, severity, max_pixel
+_Transform = tuple[float, str, int, float]  # rotation, corruption, severity, max_pixel
 _IDENTITY: _Transform = (0.0, "", 0, 255)
 
 
@@ -113,10 +113,10 @@ def _transform_of(concept: Concept) -> _Transform:
 def _apply_transform(
     x: np.ndarray, indices: np.ndarray, transform: _Transform, key: Key
 ) -> np.ndarray:
-    """Rotate and then corrupt some images of x [n, c, h, w] uint8."""
+    """Rotate and then corrupt some images of x [n, c, h, w]."""
     rotation, corruption, severity, max_pixel = transform
     step = max(1, _CHUNK_VALUES // math.prod(x.shape[1:]))
-    transformed = np.empty((len(indices), *x.shape[1:]), dtype=np.uint8)
+    transformed = np.empty((len(indices), *x.shape[1:]), dtype=x.dtype)
     for start in range(0, len(indices), step):
         chunk = indices[start : start + step]
         images = rotate_images(np.asarray(x[chunk]), rotation)
@@ -133,7 +133,7 @@ def _apply_transform(
 
 
 def rotate_images(x: np.ndarray, degrees: float) -> np.ndarray:
-    """Rotate images counterclockwise about their center. x: [n, c, h, w] uint8 -> the same shape.
+    """Rotate images counterclockwise about their center. x: [n, c, h, w] -> the same shape.
 
     Multiples of 90 degrees only move pixels. Other angles interpolate between the four nearest
     pixels; pixels from outside the image are 0.
@@ -167,23 +167,28 @@ def _interpolate(x: np.ndarray, degrees: float) -> np.ndarray:
             :, :, r.clip(0, height - 1).astype(np.int64), c.clip(0, width - 1).astype(np.int64)
         ]
         rotated += np.where(inside, weight, 0.0) * pixels
-    return np.rint(rotated).astype(np.uint8)
+    return _as_pixels(rotated, x.dtype)
 
 
 def corrupt_images(
-    x: np.ndarray, corruption: str, severity: int, max_pixel: int, keys: Sequence[Key]
+    x: np.ndarray, corruption: str, severity: int, max_pixel: float, keys: Sequence[Key]
 ) -> np.ndarray:
     """Corrupt images by the formulas of `concept_rules.corrupt`, clip to 0 .. max_pixel and round.
 
     Args:
-        x: [n, c, h, w] uint8.
+        x: [n, c, h, w].
         corruption: a key of `_CORRUPTIONS`.
         severity: 1 to 5.
         max_pixel: the largest pixel value.
         keys: one for each image.
     """
     corrupted = _CORRUPTIONS[corruption](x.astype(np.float64), severity, float(max_pixel), keys)
-    return np.asarray(np.rint(corrupted.clip(0, max_pixel)), dtype=np.uint8)
+    return _as_pixels(corrupted.clip(0, max_pixel), x.dtype)
+
+
+def _as_pixels(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """Images in their type; rounded where it is that of whole numbers."""
+    return (x if dtype.kind == "f" else np.rint(x)).astype(dtype)
 
 
 def _noise(x: np.ndarray, severity: int, max_pixel: float, keys: Sequence[Key]) -> np.ndarray:

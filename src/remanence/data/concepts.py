@@ -41,7 +41,7 @@ class Concept:
     rotation: float = 0.0
     corruption: str = ""
     severity: int = 0
-    max_pixel: int = 255
+    max_pixel: float = 255
     size_factor: float = 1.0
 
     def select(self, split: DatasetSplit) -> np.ndarray:

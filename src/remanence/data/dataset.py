@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,23 @@ from remanence.core.errors import InputError
 from remanence.core.rng import Key
 from remanence.data.splits import draw_stratified
 
-INPUT_KINDS = {"image": 4, "table": 2, "tokens": 2}  # kind: axes of x
+# kind: axes of x
+INPUT_KINDS = {"image": 4, "table": 2, "tokens": 2, "sequence": 3, "volume": 5}
+# kind: types of x, that of integers first
+INPUT_TYPES = {
+    "image": (np.uint8, np.float32),
+    "table": (np.float32,),
+    "tokens": (np.int64,),
+    "sequence": (np.float32,),
+    "volume": (np.uint8, np.float32),
+}
+INPUT_SHAPES = {
+    "image": "[n, channels, height, width]",
+    "table": "[n, features]",
+    "tokens": "[n, length]",
+    "sequence": "[n, steps, features]",
+    "volume": "[n, channels, depth, height, width]",
+}
 # fixed: the test set is the same for every seed of an experiment
 TEST_KEY = Key(0).fold_in("held-out test set")
 _CHUNK_VALUES = 1 << 21
@@ -27,7 +43,7 @@ _MakeError = Callable[[str, str], InputError]
 class DatasetSplit:
     """Examples with one label each, and optionally the group each example comes from."""
 
-    x: np.ndarray  # image: uint8 [n, c, h, w]; table: float32 [n, f]; tokens: int64 [n, length]
+    x: np.ndarray  # of a type of `INPUT_TYPES` and a shape of `INPUT_SHAPES`
     y: np.ndarray  # int64 [n]
     # int64 [n]: the writer, user or domain of each example
     groups: np.ndarray | None = None
@@ -47,12 +63,13 @@ class ArrayDataset:
 
     Args:
         name: how messages and reports call it.
-        kind: "image", "table" or "tokens"; `INPUT_KINDS` lists the axes of each.
+        kind: "image", "table", "tokens", "sequence" or "volume"; see `INPUT_SHAPES`.
         classes: the class names; labels are positions in it.
         train: the training split.
         test: the test split.
         group_names: the writers, users or domains that `DatasetSplit.groups` refers to.
         note: one sentence on the dataset, for reports.
+        by_site: the groups are sites: each is a client, unless the settings name a partition.
     """
 
     name: str
@@ -62,6 +79,7 @@ class ArrayDataset:
     test: DatasetSplit
     group_names: tuple[str, ...] = ()
     note: str = ""
+    by_site: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -77,8 +95,9 @@ class ArrayDataset:
         """
         if self.kind == "tokens":
             return None
-        axes = (0, 2, 3) if self.kind == "image" else (0,)
-        count = len(self.train) * (math.prod(self.shape[1:]) if self.kind == "image" else 1)
+        kept = statistics_shape(self.shape).index(-1)
+        axes = (0, *(axis + 1 for axis in range(len(self.shape)) if axis != kept))
+        count = self.train.x.size // self.shape[kept]
         mean = (
             sum(chunk.sum(axis=axes, dtype=np.float64) for chunk in _chunks(self.train.x)) / count
         )
@@ -104,6 +123,16 @@ class ArrayDataset:
         lowest, highest = float(self.train.x.min()), float(self.train.x.max())
         channels = np.ones(self.shape[0])
         return channels * (lowest + highest) / 2, channels * ((highest - lowest) / 2 or 1.0)
+
+
+def statistics_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in which one number for each channel or feature broadcasts over an example: the
+    features of a sequence are its last axis, channels are the first.
+
+    >>> statistics_shape((3, 32, 32)), statistics_shape((50, 6)), statistics_shape((6,))
+    ((-1, 1, 1), (1, -1), (-1,))
+    """
+    return (1, -1) if len(shape) == 2 else (-1, *(1,) * (len(shape) - 1))
 
 
 def _chunks(x: np.ndarray) -> Iterator[np.ndarray]:
@@ -133,6 +162,12 @@ def validate(dataset: ArrayDataset) -> ArrayDataset:
         )
     for part, split in (("training", dataset.train), ("test", dataset.test)):
         _check_split(dataset, part, split, error)
+    types = dataset.train.x.dtype, dataset.test.x.dtype
+    if types[0] != types[1]:
+        raise error(
+            f"has training examples of type {types[0]} and test examples of type {types[1]}",
+            "give both the same type, since whole numbers and floats have different scales",
+        )
     if dataset.train.x.shape[1:] != dataset.test.x.shape[1:]:
         raise error(
             f"has training examples of shape {dataset.shape} and test examples of shape"
@@ -158,16 +193,12 @@ def _check_split(dataset: ArrayDataset, part: str, split: DatasetSplit, error: _
             f"has {len(split.x)} {part} examples but {len(split.y)} labels",
             "give one label for each example",
         )
-    dtype = {"image": np.uint8, "table": np.float32, "tokens": np.int64}[dataset.kind]
-    if split.x.ndim != INPUT_KINDS[dataset.kind] or split.x.dtype != dtype or 0 in split.x.shape:
-        shape = {
-            "image": "[n, channels, height, width]",
-            "table": "[n, features]",
-            "tokens": "[n, length]",
-        }[dataset.kind]
+    types = INPUT_TYPES[dataset.kind]
+    if split.x.ndim != INPUT_KINDS[dataset.kind] or split.x.dtype not in types or not split.x.size:
         raise error(
             f"has {part} examples of type {split.x.dtype} and shape {split.x.shape}",
-            f"the kind {dataset.kind!r} is {np.dtype(dtype)} {shape}",
+            f"the kind {dataset.kind!r} is {' or '.join(str(np.dtype(t)) for t in types)}"
+            f" {INPUT_SHAPES[dataset.kind]}",
         )
     low, high = int(split.y.min()), int(split.y.max())
     if low < 0 or high >= len(dataset.classes):
@@ -175,14 +206,26 @@ def _check_split(dataset: ArrayDataset, part: str, split: DatasetSplit, error: _
             f"has {part} labels from {low} to {high}",
             f"its {len(dataset.classes)} classes are numbered 0 to {len(dataset.classes) - 1}",
         )
-    if dataset.kind == "table" and not all(np.isfinite(chunk).all() for chunk in _chunks(split.x)):
+    problem = describe_not_finite(split.x)
+    if problem:
         raise error(
-            f"has {part} examples that hold NaN or infinity",
+            f"has {part} examples that hold NaN or infinity ({problem})",
             "remove these rows or fill in the missing values",
         )
     if dataset.kind == "tokens" and split.x.min() < 0:
         raise error(f"has a negative token among the {part} examples", "tokens are numbered from 0")
     _check_groups(dataset, part, split, error)
+
+
+def describe_not_finite(x: np.ndarray) -> str:
+    """How many examples hold NaN or infinity, and the first of them; empty where none does."""
+    if x.dtype.kind != "f" or not x.size:
+        return ""
+    axes = tuple(range(1, x.ndim))
+    bad = np.concatenate([~np.isfinite(chunk).all(axis=axes) for chunk in _chunks(x)])
+    if not bad.any():
+        return ""
+    return f"{int(bad.sum())} of {len(x)}, the first is number {int(bad.argmax())}"
 
 
 def _check_groups(dataset: ArrayDataset, part: str, split: DatasetSplit, error: _MakeError) -> None:
@@ -223,6 +266,26 @@ def check_fraction(test: float) -> None:
         )
 
 
+def limit_examples(dataset: ArrayDataset, train: int, test: int) -> ArrayDataset:
+    """Keep at most so many training and test examples, drawn in proportion to classes and sites,
+    the same for every seed of an experiment. 0 keeps all.
+    """
+    limited = []
+    for split, most, name in ((dataset.train, train, "training"), (dataset.test, test, "test")):
+        if 0 < most < len(split):
+            kept = draw_stratified(_strata(split), most, TEST_KEY.fold_in(f"limit {name}"))
+            split = split.select(np.sort(kept))
+        limited.append(split)
+    if limited == [dataset.train, dataset.test]:
+        return dataset
+    return replace(dataset, train=limited[0], test=limited[1])
+
+
+def _strata(split: DatasetSplit) -> np.ndarray:
+    """A number for each class of each group."""
+    return split.y if split.groups is None else split.groups * (split.y.max() + 1) + split.y
+
+
 def hold_out_test(
     split: DatasetSplit, fraction: float, key: Key = TEST_KEY
 ) -> tuple[DatasetSplit, DatasetSplit]:
@@ -242,7 +305,7 @@ def hold_out_test(
         raise InputError(
             f"a test set cannot be held out from {len(split)} example: give at least two"
         )
-    strata = split.y if split.groups is None else split.groups * (split.y.max() + 1) + split.y
+    strata = _strata(split)
     count = min(len(split) - 1, max(1, round(fraction * len(split))))
     held = np.zeros(len(split), dtype=bool)
     held[draw_stratified(strata, count, key)] = True

@@ -119,7 +119,7 @@ BY_HAND = {
     " its four domain folders below PACS/",
 }
 COMES_WITH = ("digits", "synthetic", "tokens")  # need no files
-USER_DATA = ("npz", "folder")
+USER_DATA = ("folder", "hub", "npz", "pfllib", "table")
 
 # The folders of each dataset below the data folder, to find out without reading that it is missing.
 FOLDERS: dict[str, tuple[str, ...]] = {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from remanence.core.errors import InputError
+from remanence.data.downloads import DOWNLOADS
 
 WHERE = "--data-dir or REMANENCE_DATA"
 
@@ -21,6 +22,8 @@ def find_files(
         choices: (folder below root, names it must hold); a name may also end in .gz.
         get: how to get the files, as part of a sentence: "unpack x.tar.gz from ...".
     """
+    if dataset in DOWNLOADS:
+        get = f"get it with remanence data fetch {dataset} --data-dir DIR, or {get}"
     if root is None:
         raise InputError(
             f"dataset {dataset!r} reads files but no data folder is set: {get} in a folder"

@@ -1,5 +1,5 @@
-"""Images in folders: one folder for each class, optionally below train/ and test/; and PACS, with
-one folder for each domain above the classes.
+"""Images in folders: one folder for each class, optionally below train/ and test/ and folders of
+sites; and PACS, with one folder for each domain above the classes.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from remanence.data.dataset import (
     validate,
 )
 from remanence.data.files import damaged_file, find_files, resolve
+from remanence.data.own_arrays import LabeledArrays, assemble
 
 FORMATS = {
     "PNG": (".png",),
@@ -43,10 +45,17 @@ PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 
 def folder(
-    root: Path | None, *, path: str = "", size: int = 0, test: float = 0.2, channels: int = 3
+    root: Path | None,
+    *,
+    path: str = "",
+    size: int = 0,
+    test: float = 0.2,
+    channels: int = 3,
+    sites: bool | None = None,
 ) -> ArrayDataset:
     """Your own images: `path`/CLASS/..., or `path`/train/CLASS/... with `path`/test (or val, valid,
-    validation)/CLASS/....
+    validation)/CLASS/...; or the same with a folder for each site above the classes,
+    `path`/SITE/CLASS/..., where each site is a client.
 
     Args:
         root: the data folder.
@@ -54,6 +63,8 @@ def folder(
         size: resize images to `size` x `size`; 0: keep their size, which must be equal.
         test: without a test folder, the fraction of each class that is held out.
         channels: 3 for color or 1 for gray.
+        sites: whether there are folders of sites above those of the classes; default: by whether
+            images are one folder deeper.
     """
     _check_options(size, channels, test)
     top = resolve("folder", root, path).resolve()
@@ -67,41 +78,93 @@ def folder(
         (top / name for name in TEST_FOLDERS if train_top != top and (top / name).is_dir()), None
     )
     tops = [train_top] if test_top is None else [train_top, test_top]
-    classes = sorted({entry.name for part in tops for entry in _folders(part, top)})
-    found = [
-        [
-            (image, label)
-            for label, name in enumerate(classes)
-            for image in find_images(part / name, top)
-        ]
-        for part in tops
+    by_site = _has_sites(tops, top) if sites is None else sites
+    found = [_class_images(part, top, by_site) for part in tops]
+    classes = sorted({image.label for images in found for image in images})
+    _check_found(tops, found, by_site, top)
+    paths = [image.path for images in found for image in images]
+    x = decode_images(paths, size, channels, copies=3 - len(tops))
+    cuts = np.cumsum([len(images) for images in found])[:-1]
+    parts = [
+        LabeledArrays(
+            pixels,
+            np.array([classes.index(image.label) for image in images], dtype=np.int64),
+            np.array([image.site for image in images]) if by_site else None,
+            "images",
+        )
+        for pixels, images in zip(np.split(x, cuts), found, strict=True)
     ]
-    present = [{label for _, label in images} for images in found]
-    empty = [train_top / name for label, name in enumerate(classes) if label not in present[0]]
-    empty += [part for part, labels in zip(tops, present, strict=True) if not labels]
+    return assemble(
+        str(top),
+        parts,
+        kind="image",
+        classes=classes,
+        test=test,
+        by_site=by_site,
+        note=f"Images of {top.name}, a folder a {'site and class' if by_site else 'class'}.",
+        name="folder",
+    )
+
+
+class _Image(NamedTuple):
+    path: Path
+    label: str
+    site: str
+
+
+def _class_images(part: Path, top: Path, by_site: bool) -> list[_Image]:
+    """The images below a folder of classes, or of sites with classes below."""
+    places = [
+        (label, site.name)
+        for site in (_folders(part, top) if by_site else [Path()])
+        for label in _folders(part / site.name if by_site else part, top)
+    ]
+    # by class first: the order in which the test set has always been drawn
+    return [
+        _Image(image, label.name, site)
+        for label, site in sorted(places, key=lambda place: (place[0].name, place[1]))
+        for image in find_images(label, top)
+    ]
+
+
+def _has_sites(tops: Sequence[Path], top: Path) -> bool:
+    """Whether the folders below hold folders with images and no images themselves."""
+    outer = [folder for part in tops for folder in _folders(part, top)]
+    deeper = [folder for folder in outer if not _holds_images(folder)]
+    deeper = [folder for folder in deeper if next(find_images(folder, top), None) is not None]
+    if not deeper:
+        return False
+    if len(deeper) < len([folder for folder in outer if next(find_images(folder, top), None)]):
+        mixed = next(folder for folder in outer if _holds_images(folder))
+        raise InputError(
+            f"dataset 'folder' found images in {mixed} and, one folder deeper, in {deeper[0]}: give"
+            " all sites folders of classes, or write sites=false if the outer folders are classes"
+        )
+    return True
+
+
+def _holds_images(folder: Path) -> bool:
+    return any(
+        entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".")
+        for entry in folder.iterdir()
+    )
+
+
+def _check_found(
+    tops: Sequence[Path], found: Sequence[list[_Image]], by_site: bool, top: Path
+) -> None:
+    """Refuse classes without training images, and a test folder without images."""
+    present = {image.label for image in found[0]}
+    above = [site for part in tops for site in _folders(part, top)] if by_site else list(tops)
+    named = {label.name: label for folder in above for label in _folders(folder, top)}
+    empty = [label for name, label in sorted(named.items()) if name not in present]
+    empty = [tops[0] / label.name for label in empty] if not by_site else empty
+    empty += [part for part, images in zip(tops, found, strict=True) if not images]
     if empty:
         raise InputError(
             f"dataset 'folder' found no images in {empty[0]}: give each class a folder with"
             f" {', '.join(sorted(SUFFIXES))} files"
         )
-    paths = [image for images in found for image, _ in images]
-    x = decode_images(paths, size, channels, copies=3 - len(tops))
-    y = np.array([label for images in found for _, label in images], dtype=np.int64)
-    cut = len(found[0])
-    parts = (
-        hold_out_test(DatasetSplit(x, y), test)
-        if test_top is None
-        else (DatasetSplit(x[:cut], y[:cut]), DatasetSplit(x[cut:], y[cut:]))
-    )
-    return validate(
-        ArrayDataset(
-            "folder",
-            "image",
-            tuple(classes),
-            *parts,
-            note=f"Images of {top.name}, a folder a class.",
-        )
-    )
 
 
 def pacs(root: Path | None, *, size: int = 227, test: float = 0.2) -> ArrayDataset:

@@ -9,6 +9,7 @@ and nothing else. No function of NumPy or of any other module is called.
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import pickletools
 from collections.abc import Callable
@@ -33,6 +34,7 @@ _TEXTS = {
     "BYTEARRAY8",
 }
 _CONTAINERS = {"EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS", "MARK"}
+_NUMBERS = ("b1", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "f2", "f4", "f8")
 _TUPLES = {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
 _FRAME = {"PROTO", "FRAME", "STOP", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET"}
 _ARRAYS = {"GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD"}
@@ -50,22 +52,47 @@ class _Dtype:
     """Replaces numpy.dtype; accepts only one-byte numbers."""
 
     __slots__ = ("code",)
+    orders: tuple[str, ...] = ("|",)
 
     def __init__(self, code: object, *_: object):
-        self.code = code
+        self.code = code.decode("latin-1") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: object) -> None:
-        if not (isinstance(state, tuple) and len(state) > 1 and state[1] in ("|", b"|")):
+        order = state[1] if isinstance(state, tuple) and len(state) > 1 else None
+        order = order.decode("latin-1") if isinstance(order, bytes) else order
+        if order not in self.orders:
             raise _Forbidden("an array that is not of plain bytes")
+
+    def type_of(self, shape: tuple[int, ...]) -> np.dtype:
+        """The type of an array of this shape."""
+        if self.code not in ("u1", "|u1", "uint8"):
+            raise _Forbidden("an array that is not uint8")
+        if len(shape) != 2:
+            raise _Forbidden("an array without two dimensions")
+        return np.dtype(np.uint8)
+
+
+class _NumberDtype(_Dtype):
+    """Accepts numbers of all widths, and an array that only holds another object."""
+
+    __slots__ = ()
+    orders = ("|", "<")
+
+    def type_of(self, shape: tuple[int, ...]) -> np.dtype:
+        if self.code in ("O8", "O") and shape == ():
+            return np.dtype(object)
+        if self.code not in _NUMBERS or not 1 <= len(shape) <= 5:
+            raise _Forbidden(f"an array of type {str(self.code)[:20]} with {len(shape)} dimensions")
+        return np.dtype(str(self.code))
 
 
 class _Array:
-    """Replaces numpy.ndarray; its state becomes a uint8 array after every part is checked."""
+    """Replaces numpy.ndarray; its state becomes an array after every part is checked."""
 
     __slots__ = ("value",)
 
     def __init__(self) -> None:
-        self.value: np.ndarray | None = None
+        self.value: Any = None
 
     def __setstate__(self, state: object) -> None:
         if not (isinstance(state, tuple) and len(state) == 5):
@@ -74,21 +101,25 @@ class _Array:
         self.fill(raw, dtype, shape, "F" if fortran else "C")
 
     def fill(self, raw: object, dtype: object, shape: object, order: object) -> None:
-        if not (isinstance(dtype, _Dtype) and dtype.code in ("u1", b"u1", "|u1", "uint8")):
-            raise _Forbidden("an array that is not uint8")
+        if not isinstance(dtype, _Dtype):
+            raise _Forbidden("an array in an unknown form")
         if not (
-            isinstance(shape, tuple)
-            and len(shape) == 2
-            and all(type(side) is int and side >= 0 for side in shape)
+            isinstance(shape, tuple) and all(type(side) is int and side >= 0 for side in shape)
         ):
-            raise _Forbidden("an array without two dimensions")
-        if (
+            raise _Forbidden("an array in an unknown form")
+        wanted = dtype.type_of(shape)
+        if wanted.hasobject:
+            if not isinstance(raw, list) or len(raw) != 1:
+                raise _Forbidden("an array of several objects")
+            self.value = raw[0]
+        elif (
             not isinstance(raw, bytes | bytearray)
-            or len(raw) != shape[0] * shape[1]
+            or len(raw) != math.prod(shape) * wanted.itemsize
             or order not in ("C", "F")
         ):
             raise _Forbidden("an array whose bytes do not fill its shape")
-        self.value = np.frombuffer(raw, dtype=np.uint8).reshape(shape, order=order)
+        else:
+            self.value = np.frombuffer(raw, dtype=wanted).reshape(shape, order=order)
 
 
 class _Name:
@@ -120,20 +151,29 @@ def _no_call(*_: object) -> object:
     raise _Forbidden("a call of numpy.ndarray")
 
 
-_NAMES: dict[tuple[str, str], Callable[..., object]] = {
-    ("numpy", "dtype"): _Dtype,
-    ("numpy", "ndarray"): _no_call,
-}
-for _numpy in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
-    _NAMES[_numpy + ".multiarray", "_reconstruct"] = _empty_array
-    _NAMES[_numpy + ".numeric", "_frombuffer"] = _full_array  # protocol 5
+def _names(dtype: type[_Dtype]) -> dict[tuple[str, str], Callable[..., object]]:
+    """What a pickle may name."""
+    names: dict[tuple[str, str], Callable[..., object]] = {
+        ("numpy", "dtype"): dtype,
+        ("numpy", "ndarray"): _no_call,
+    }
+    for numpy in ("numpy.core", "numpy._core"):  # numpy 1 and numpy 2
+        names[numpy + ".multiarray", "_reconstruct"] = _empty_array
+        names[numpy + ".numeric", "_frombuffer"] = _full_array  # protocol 5
+    return names
 
 
 class _PlainUnpickler(pickle.Unpickler):
+    names = _names(_Dtype)
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _NAMES:
+        if (module, name) not in self.names:
             raise _Forbidden(f"{module}.{name}")
-        return _Name(_NAMES[module, name])
+        return _Name(self.names[module, name])
+
+
+class _NumberUnpickler(_PlainUnpickler):
+    names = _names(_NumberDtype)
 
 
 def _scan(raw: bytes) -> None:
@@ -179,10 +219,24 @@ def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
     if found > limit:
         raise damaged_file(path, f"at most {size_of(limit)}", size_of(found))
     check_memory(path, {"its content": pickle_bytes(found)})
-    raw = path.read_bytes()
+    return _load(path.read_bytes(), path, _PlainUnpickler)
+
+
+def load_number_arrays(raw: bytes, path: Path) -> dict[str, object]:
+    """The dictionary of arrays of numbers in a pickle, which may be within an array that holds
+    nothing else, as `numpy.savez(file, data=dictionary)` writes it.
+
+    Args:
+        raw: The pickle, whose memory has been checked.
+        path: Of its file, for errors.
+    """
+    return _load(raw, path, _NumberUnpickler)
+
+
+def _load(raw: bytes, path: Path, unpickler: type[_PlainUnpickler]) -> dict[str, object]:
     try:
         _scan(raw)
-        content = _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
+        content = unpickler(io.BytesIO(raw), encoding="bytes").load()
     except _Forbidden as reason:
         raise InputError(
             f"{path} is rejected because it contains {reason}, which no file of images and"
@@ -192,6 +246,7 @@ def read_plain_pickle(path: Path, limit: int) -> dict[str, object]:
         raise damaged_file(
             path, "a complete pickle", f"an unreadable one ({str(error) or type(error).__name__})"
         ) from None
+    content = content.value if isinstance(content, _Array) else content
     if not isinstance(content, dict):
         raise damaged_file(path, "a pickled dictionary", f"a pickled {type(content).__name__}")
     return {

@@ -27,6 +27,7 @@ from remanence.metrics.seed_noise import seed_noise
 from remanence.metrics.summary_rows import MethodRow
 from remanence.reports.phrases import NAMED, describe_drop, join_words
 from remanence.reports.table_columns import percent
+from remanence.results.client_names import client_label
 
 MIN_CLIENTS = 10  # for a correlation with the size of clients
 MAX_P_VALUE = 0.05  # of such a correlation
@@ -46,7 +47,7 @@ def describe_clients(group: Group) -> list[Finding]:
         if loss[place] > 0
     }
     named = [
-        f"client {client} ({percent(lost)} points{_describe(counts, client)})"
+        f"{client_label(run, client)} ({percent(lost)} points{_describe(counts, client)})"
         for client, lost in worst.items()
     ]
     sentence = f"With seed {ranking.seed}, the training of {join_words(named)} loses most; "

@@ -21,7 +21,7 @@ from remanence.engines.client_plan import expected_steps
 from remanence.engines.cost import EXPECTED, Timing, Workload, may_pay, take_simplest
 from remanence.engines.processes import count_cores
 from remanence.engines.sequential import SequentialEngine
-from remanence.engines.stack_checks import needs_padding
+from remanence.engines.stack_checks import UNKEYED, needs_padding
 from remanence.engines.table import make_engine
 from remanence.engines.vectorized import MAX_STACK
 from remanence.training.task import TrainingTask
@@ -93,6 +93,8 @@ def choose_engine(
             Default: one run of one round.
     """
     workload = workload or Workload()
+    if task.model.draws_unkeyed:
+        return EngineChoice("sequential", torch.get_num_threads(), f"sequential: {UNKEYED}")
     if task.info.device.type == "cuda":
         return choose_execution(task, work, stack or MAX_STACK["cuda"], clock, workload)
     threads = torch.get_num_threads()

@@ -15,9 +15,16 @@ from remanence.core.types import ModelState
 from remanence.data.batches import plan_batches
 from remanence.training.task import TrainingTask
 
+UNKEYED = "it draws random numbers of its own in training, such as attention with dropout"
+
 
 def check_stackable(task: TrainingTask) -> None:
     """Raise `InputError` where the clients of a task cannot train as a stack."""
+    if task.model.draws_unkeyed:
+        raise InputError(
+            f"engine vectorized cannot train this model: {UNKEYED}; use engine=sequential, or"
+            " layers of nn.Dropout"
+        )
     _reject_padded_batch_norm(task)
     _reject_unmappable_model(task)
 

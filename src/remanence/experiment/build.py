@@ -28,7 +28,7 @@ from remanence.core.rng import Key
 from remanence.core.slots import Method, Optimizer, Part, Phase
 from remanence.core.types import ClientStats, TaskInfo
 from remanence.data.batches import Examples, to_device
-from remanence.data.dataset import ArrayDataset
+from remanence.data.dataset import ArrayDataset, limit_examples
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
 from remanence.data.population import FederatedPopulation
 from remanence.engines.memory import gpu_memory, is_out_of_memory
@@ -175,7 +175,10 @@ def _build(
     composed = make_method(config, method)
     optimizer, schedule = _make_optimizer(config)
     device, dtype = set_up_torch(config)
-    dataset = load_data(config) if dataset is None else dataset
+    if dataset is None:
+        dataset = load_data(config)
+    else:
+        dataset = limit_examples(dataset, config.data.limit, config.data.test_limit)
     model_name = config.model or default_model(dataset.kind, dataset.name, dataset.shape)
     sizes = sizes_before_building(config, composed, dataset, module or model_name, device, dtype)
     sizes = sizes if own is None else sizes._replace(own=own)
@@ -201,7 +204,7 @@ def _build(
     check_resources(resources, gpu_memory(device))
     if config.clients.sampling == "poisson":
         task = replace(task, info=replace(task.info, expected_cohort=float(cohort_size)))
-    config = resolve_defaults(config, model_name, clients, device)
+    config = resolve_defaults(config, dataset, model_name, clients, device)
     metadata = run_metadata(config, dataset, task, data, adversary)
     topology = _make_topology(config, composed, data.population, key)
     availability = _make_availability(config, data.population, key)
@@ -369,9 +372,10 @@ def check_names(config: Experiment, method: Method | Part | None = None) -> None
     """Check what can be checked without data: for all runs of a comparison, before the first."""
     make_method(config, method)
     _make_optimizer(config)
-    expressions.instantiate(
-        expressions.parse_call(config.data.partition), data_sets.PARTITIONS, "partition"
-    )
+    if config.data.partition:
+        expressions.instantiate(
+            expressions.parse_call(config.data.partition), data_sets.PARTITIONS, "partition"
+        )
     _topology_rule(config)
     parse_availability(config.clients.availability)
     parse_attacks(config.attack)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from remanence import data
 from remanence.attacks import Adversary, check_attacks, data_info, parse_attacks
-from remanence.config import Experiment
+from remanence.config import DEFAULT_PARTITION, Experiment
 from remanence.core import expressions
 from remanence.core.compose import ComposedMethod
 from remanence.core.errors import InputError
@@ -23,8 +23,9 @@ from remanence.core.rng import Key
 from remanence.data import drift_sampling
 from remanence.data.concept_views import ConceptViews, make_views
 from remanence.data.concepts import describe_concept, make_concepts
-from remanence.data.dataset import ArrayDataset
+from remanence.data.dataset import ArrayDataset, limit_examples
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
+from remanence.data.naming import parse_data
 from remanence.data.population import (
     ClientData,
     FederatedPopulation,
@@ -37,28 +38,24 @@ DEFAULT_CLIENTS = 10
 
 
 def load_data(config: Experiment) -> ArrayDataset:
-    """Load the data that the settings name: a dataset, an .npz file or a folder of images."""
-    values = _data_call(config.data.name).arguments.values()
-    versions = tuple(_file_versions(value) for value in values if isinstance(value, str))
+    """Load the data that the settings name, with at most as many examples as they allow."""
+    call = parse_data(config.data.name, data.DATASETS)
+    texts = [value for value in call.arguments.values() if isinstance(value, str)]
     directory = config.data.dir or os.environ.get("REMANENCE_DATA", "")
+    limits = config.data.limit, config.data.test_limit
     with limit_memory(config.data.max_bytes):
-        return _load(config.data.name, directory, versions)
+        versions = tuple(map(_file_versions, texts))
+        return _load(config.data.name, directory, limits, versions)
 
 
 @functools.lru_cache(maxsize=1)
-def _load(name: str, directory: str, versions: tuple[Any, ...]) -> ArrayDataset:
+def _load(
+    name: str, directory: str, limits: tuple[int, int], versions: tuple[Any, ...]
+) -> ArrayDataset:
     """The last dataset stays in memory, for all runs of a comparison, until its files change."""
-    call = _data_call(name)
-    return data.load_dataset(call.name, call.arguments, Path(directory) if directory else None)
-
-
-def _data_call(name: str) -> expressions.Call:
-    """The reader of the data and its arguments."""
-    if "(" not in name and name.endswith(".npz"):
-        return expressions.Call("npz", {"path": name})
-    if "(" not in name and name not in data.DATASETS and Path(name).is_dir():
-        return expressions.Call("folder", {"path": str(Path(name).resolve())})
-    return expressions.parse_call(name)
+    call = parse_data(name, data.DATASETS)
+    root = Path(directory) if directory else None
+    return limit_examples(data.load_dataset(call.name, call.arguments, root), *limits)
 
 
 def _file_versions(path: str) -> tuple[Any, ...]:
@@ -105,9 +102,26 @@ class FederatedData:
     notes: tuple[str, ...] = ()  # for users
 
 
+def site_names(dataset: ArrayDataset, federated: FederatedData) -> list[str]:
+    """The site of each client, by number; none where clients are not single sites."""
+    groups, clients = dataset.train.groups, federated.population.at(0).train
+    if not dataset.by_site or groups is None or len(clients.sizes) > len(dataset.group_names):
+        return []
+    names = []
+    for client in range(len(clients.sizes)):
+        # ids beyond the data are changed forms of its examples
+        found = np.unique(groups[clients.for_client(client) % len(groups)])
+        if len(found) != 1:
+            return []
+        names.append(dataset.group_names[found[0]])
+    return names
+
+
 def population_sizes(config: Experiment, dataset: ArrayDataset) -> RunSizes:
     """The sizes of a run that its data and clients determine."""
     clients, samples = config.clients.count or DEFAULT_CLIENTS, config.drift.samples
+    if dataset.by_site and not config.data.partition:
+        clients = config.clients.count or len(dataset.group_names)
     if not config.drift.schedule:  # a partition refuses more clients than examples
         clients = min(clients, len(dataset.train))
         samples = len(dataset.train) // clients
@@ -141,12 +155,17 @@ def partition_data(config: Experiment, dataset: ArrayDataset, key: Key) -> Feder
     return FederatedData(public, FederatedPopulation((client_data,), everything), train, test)
 
 
+def partition_text(config: Experiment, dataset: ArrayDataset) -> str:
+    """The partition, or the default for these data: each site is a client."""
+    return config.data.partition or ("by_group" if dataset.by_site else DEFAULT_PARTITION)
+
+
 def _partition(
     config: Experiment, dataset: ArrayDataset, rows: np.ndarray, key: Key
 ) -> list[np.ndarray]:
     """The examples of every client by data.partition."""
     labels, groups = dataset.train.y, dataset.train.groups
-    call = expressions.parse_call(config.data.partition)
+    call = expressions.parse_call(partition_text(config, dataset))
     partition = expressions.instantiate(call, data.PARTITIONS, "partition")
     count = (
         config.clients.count
@@ -234,6 +253,7 @@ class PartitionTable:
     clusters: list[list[int]]  # [time steps][clients]; empty without drift
     concepts: list[str]  # descriptions, by cluster
     notes: list[str]
+    names: list[str] = field(default_factory=list)  # of the clients, where they are sites
 
     def to_json(self) -> dict[str, Any]:
         """The table as JSON; the entries about drift only where there is drift."""
@@ -243,6 +263,8 @@ class PartitionTable:
             "validation": self.validation,
             "public": self.public,
         }
+        if self.names:
+            found["clients"] = self.names
         if self.clusters:
             found |= {"clusters": self.clusters, "concepts": self.concepts, "notes": self.notes}
         return found
@@ -260,7 +282,7 @@ def tabulate_partition(config: Experiment) -> PartitionTable:
         np.arange(population.num_clients), partition.train.y, len(source.classes)
     )
     return PartitionTable(
-        title=f"{source.name}, {config.drift.schedule or config.data.partition}",
+        title=f"{source.name}, {config.drift.schedule or partition_text(config, source)}",
         classes=list(source.classes),
         label_counts=counts,
         validation=clients.valid.sizes.tolist(),
@@ -268,4 +290,5 @@ def tabulate_partition(config: Experiment) -> PartitionTable:
         clusters=[step.cluster.tolist() for step in population.time_steps] if drifts else [],
         concepts=list(partition.concepts),
         notes=list(partition.notes),
+        names=site_names(source, partition),
     )

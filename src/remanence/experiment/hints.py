@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remanence.core import expressions
 from remanence.experiment.task_checks import has_batch_of_one
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ def find_hints(experiment: BuiltExperiment) -> list[str]:
         *_one_class_hints(experiment),
         *_optimizer_hints(experiment),
         *_batch_norm_hints(experiment),
+        *_model_hints(experiment),
         *_round_hints(experiment),
         *_validation_hints(experiment),
         *_public_hints(experiment),
@@ -56,7 +56,7 @@ def _one_class_hints(experiment: BuiltExperiment) -> Iterator[str]:
     by its alpha.
     """
     flat, partition = parts_needing_classes(experiment), experiment.config.data.partition
-    concentrated = expressions.parse_call(partition).name.startswith("dirichlet")
+    concentrated = partition.lstrip().startswith("dirichlet")
     if not (flat or concentrated):
         return
     clients, single = experiment.task.info.num_clients, count_one_class_clients(experiment)
@@ -105,6 +105,24 @@ def _batch_norm_hints(experiment: BuiltExperiment) -> Iterator[str]:
             "some client has a batch of a single example, by whose statistics alone batch norm"
             " normalizes it: change local.batch_size, set local.drop_last=true, or use a model"
             " with group norm"
+        )
+
+
+def _model_hints(experiment: BuiltExperiment) -> Iterator[str]:
+    """Networks that draw random numbers that are not keyed, or that end in softmax."""
+    model = experiment.task.model
+    name = type(model.source_module).__name__
+    if model.draws_unkeyed:
+        yield (
+            f"model {name} draws random numbers of its own, as attention with dropout does: they"
+            " come from a generator that is seeded for each step, so that it trains one client"
+            " after the other; for the other engines set that dropout to 0 (in transformers:"
+            " attention_dropout=0), or use nn.Dropout"
+        )
+    if model.gives_probabilities:
+        yield (
+            f"model {name} ends in softmax, and losses apply it again, so that it learns slowly:"
+            " let it return logits"
         )
 
 

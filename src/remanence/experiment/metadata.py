@@ -20,7 +20,7 @@ from remanence.core.errors import InputError
 from remanence.core.files import sha256
 from remanence.core.hardware import describe_machine
 from remanence.data.dataset import ArrayDataset
-from remanence.experiment.data_setup import FederatedData
+from remanence.experiment.data_setup import FederatedData, partition_text, site_names
 from remanence.training.task import TrainingTask
 from remanence.version import __version__
 
@@ -31,10 +31,14 @@ SHOWN_CLIENTS = 200  # clients whose label counts are stored for the report
 
 
 def resolve_defaults(
-    config: Experiment, model_name: str, clients: int, device: torch.device
+    config: Experiment,
+    dataset: ArrayDataset,
+    model_name: str,
+    clients: int,
+    device: torch.device,
 ) -> Experiment:
-    """The settings with every default that depends on the machine, so that a resumed run uses
-    the same.
+    """The settings with every default that depends on the machine or the data, so that a resumed
+    run uses the same.
     """
     directory = config.data.dir or os.environ.get("REMANENCE_DATA", "")
     return config.model_copy(
@@ -46,7 +50,10 @@ def resolve_defaults(
             "device": str(device),
             "clients": config.clients.model_copy(update={"count": clients}),
             "data": config.data.model_copy(
-                update={"dir": str(Path(directory).resolve()) if directory else ""}
+                update={
+                    "dir": str(Path(directory).resolve()) if directory else "",
+                    "partition": partition_text(config, dataset),
+                }
             ),
         }
     )
@@ -83,6 +90,7 @@ def run_metadata(
         "mean": [] if task.train.mean is None else task.train.mean.double().flatten().tolist(),
         "std": [] if task.train.std is None else task.train.std.double().flatten().tolist(),
         "label_counts": [" ".join(map(str, row)) for row in label_counts.tolist()],
+        **({"client_names": names} if (names := site_names(dataset, data)) else {}),
         **({"attackers": " ".join(map(str, attackers))} if attackers else {}),
         "evaluated": "personal" if task.method.has_several_models else "global",
     } | _drift_metadata(config, task, data)

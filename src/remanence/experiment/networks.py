@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import sys
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +11,7 @@ from torch import nn
 from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError
+from remanence.core.imports import import_constructor, is_import_path
 from remanence.core.model import Model, functionalize, init_module
 from remanence.core.rng import Key
 from remanence.core.slots import Method
@@ -66,10 +62,10 @@ def make_model(
 def build_module(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """A network of ours by name, or the user's by import path (`package.module:Class(width=3)`)."""
     call = expressions.parse_call(name)
-    if ":" not in call.name:
+    if not is_import_path(call.name):
         built: nn.Module = expressions.instantiate(call, MODELS, "model", shape, classes)
         return built
-    make = _import_callable(call.name)
+    make = import_constructor(call.name, "model")
     accepted = inspect.signature(make).parameters
     known = {
         name: value
@@ -92,27 +88,6 @@ def apply_model_changes(method: Method, module: nn.Module, classes: int, key: Ke
                 partial(p.modify_model, module, classes), key.fold_in("adapt", p.name)
             )
     return module
-
-
-def _import_callable(path: str) -> Callable[..., Any]:
-    module_name, _, attribute = path.partition(":")
-    folder = os.getcwd()
-    # a user's own file beside the experiment, as `python -m` would find it
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except ImportError as error:
-        raise InputError(
-            f"model {path}: cannot import {module_name} ({error}); the path is package.module:Class"
-        ) from error
-    except AttributeError:
-        raise InputError(f"model {path}: {module_name} has no {attribute}") from None
-    if not callable(found):
-        raise InputError(
-            f"model {path}: {attribute} is not a class or function that makes a network"
-        )
-    return found  # type: ignore[no-any-return]
 
 
 def _check_vocabulary(module: nn.Module, dataset: ArrayDataset) -> None:

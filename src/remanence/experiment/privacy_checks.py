@@ -50,6 +50,12 @@ def check_example_privacy(task: TrainingTask) -> None:
     mechanism = model_mechanism(method, EXAMPLE)
     if mechanism is None:
         return
+    if task.model.draws_unkeyed:
+        raise InputError(
+            f"{mechanism.name} computes the gradients of many examples at once, and the model draws"
+            " random numbers of its own, such as attention with dropout: set that dropout to 0, or"
+            " use nn.Dropout"
+        )
     if task.model.depends_on_batch:
         raise InputError(
             f"{mechanism.name} clips the gradient of every single example, and batch norm mixes"

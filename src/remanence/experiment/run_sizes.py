@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from remanence.config import Experiment, is_import_path
+from remanence.config import Experiment
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
+from remanence.core.imports import is_import_path
 from remanence.core.types import ClientStats, ModelState
 from remanence.data.batches import count_steps
 from remanence.data.dataset import ArrayDataset

@@ -54,13 +54,16 @@ device = "auto"
 """
 
 
-def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Path]:
+def write_app(
+    folder: Path, experiments: list[Path], name: str = "", allow_code: bool = True
+) -> list[Path]:
     """Write an app.
 
     Args:
         folder: Where to write it; must be empty or missing.
         experiments: Experiment files to copy into it.
         name: The app's name; empty: the folder's.
+        allow_code: Accept experiments that name Python code to import.
 
     Returns:
         The files that were written.
@@ -74,7 +77,9 @@ def write_app(folder: Path, experiments: list[Path], name: str = "") -> list[Pat
             " an experiment with --config"
         )
     for path in experiments:
-        parse_experiment(read_file(path))  # rejects a wrong file before anything is written
+        parse_experiment(
+            read_file(path, allow_code)
+        )  # rejects a wrong file before anything is written
     if len({path.name for path in experiments}) < len(experiments):
         raise InputError(
             "two of the experiment files have the same name: they go to the same folder of the"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remanence.config import Experiment, parse_experiment, read_file
+from remanence.config import Experiment, parse_experiment
 from remanence.core import pytree
 from remanence.core.compose import ComposedMethod
 from remanence.core.declarations import (
@@ -31,6 +31,7 @@ from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment.build import BuiltExperiment, build
 from remanence.flower.budget_file import BUDGET, write_spent
 from remanence.flower.deployment import build_coordinator, check_deployable
+from remanence.flower.experiment_check import read_at_site
 from remanence.flower.sample_requests import make_requests
 from remanence.flower.settings import SIMULATED_SHARE, Policy, SiteFile, read_site
 from remanence.flower.site import Site
@@ -165,7 +166,7 @@ def _experiments(
 ) -> Iterator[tuple[str, BuiltExperiment | InputError]]:
     """By method; an error where a method cannot be used in the small experiment."""
     if experiment_path is not None:
-        config = check_deployable(parse_experiment(read_file(experiment_path)))
+        config = check_deployable(read_at_site(experiment_path, file.settings.policy.code))
         experiment, _ = build_coordinator(config)
         yield config.method, experiment
         return

@@ -15,10 +15,9 @@ from remanence.config import Experiment
 from remanence.core import expressions
 from remanence.core.errors import InputError
 from remanence.core.expressions import PlainText
-from remanence.data.dataset import INPUT_KINDS, ArrayDataset, DatasetSplit
+from remanence.data.dataset import INPUT_KINDS, INPUT_TYPES, ArrayDataset, DatasetSplit
 
 NAME = "sites"
-DTYPES = {"image": np.uint8, "table": np.float32, "tokens": np.int64}
 
 
 class Description(NamedTuple):
@@ -44,7 +43,7 @@ def sites(
 
     Args:
         clients: How many clients there are.
-        kind: "image", "table" or "tokens".
+        kind: "image", "table", "tokens", "sequence" or "volume".
         shape: The shape of one example, such as 1x28x28 (channels first).
         classes: The names of the classes, separated by spaces, or how many there are.
         mean: By channel or column, in raw units, for all sites to normalize with; empty: every site
@@ -78,7 +77,7 @@ def sites(
             "data sites: give both mean and std, or neither; every std must be above 0"
         )
     count = max(2, len(names)) * clients
-    x = np.zeros((count, *map(int, sides)), dtype=DTYPES[kind])
+    x = np.zeros((count, *map(int, sides)), dtype=INPUT_TYPES[kind][0])
     placeholder = DatasetSplit(x, np.arange(count, dtype=np.int64) % len(names))
     return Description(
         ArrayDataset(

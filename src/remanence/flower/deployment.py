@@ -17,6 +17,7 @@ from remanence.core.errors import InputError, RunFailed
 from remanence.core.rng import Key
 from remanence.core.slots import Method, Part
 from remanence.experiment.build import BuiltExperiment, build
+from remanence.experiment.system import DEADLINES
 from remanence.flower.data_description import NAME, Description, describe_data
 from remanence.flower.experiment_check import NamesFileOrCode, check_experiment
 from remanence.flower.node_registry import NodeRegistry, RemotePopulation
@@ -109,6 +110,11 @@ def build_coordinator(config: Experiment) -> tuple[BuiltExperiment, Description 
         raise InputError(
             "the coordinator has no data (data sites), so it has no public set either:"
             " name its data, or use a method that needs none"
+        )
+    if config.data.limit or config.data.test_limit:
+        raise InputError(
+            "data.limit and data.test_limit are for data of the coordinator, and it has none: leave"
+            " them out, and give every site the examples it shall use"
         )
     # placeholder examples, divided evenly
     even = config.data.model_copy(update={"partition": "iid", "validation": 0.0})
@@ -217,7 +223,8 @@ def parse_real_deadline(text: str) -> RealDeadline:
         return RealDeadline(seconds=float(text))
     except ValueError:
         call = expressions.parse_call(text)
-    arguments = call.arguments
+    options = expressions.options_of(DEADLINES[call.name]) if call.name in DEADLINES else {}
+    arguments = expressions.name_arguments(call, options, "deadline").arguments
     if call.name == "quantile":
         return RealDeadline(share=float(arguments.get("share", 0.8)))
     if call.name == "after":

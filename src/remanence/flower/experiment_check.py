@@ -8,8 +8,9 @@ every text of an experiment has to be declared:
   of each name are numbers, truth values or texts of the type `core.expressions.PlainText`;
 - any other text, such as that of a folder or of a setting added later, has its default value.
 
-The one exception is a model class that is named as `package.module:Class`, at a site whose policy
-allows code. Its options are numbers and truth values, because nothing declares its texts.
+The one exception is code that is named as `package.module:name`, or by the entry point of a package
+installed at the site, at a site whose policy allows code. Its options are numbers and truth values,
+because nothing declares its texts.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from __future__ import annotations
 import contextlib
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from remanence.attacks import ATTACKS
-from remanence.config import Experiment, all_settings, is_import_path
+from remanence.config import Experiment, all_settings, parse_experiment, read_file
 from remanence.core import expressions
 from remanence.core.errors import InputError, unknown
 from remanence.core.expressions import Call
+from remanence.core.imports import find_import_path, installed_parts, is_import_path
 from remanence.data import DATASETS, PARTITIONS
 from remanence.data.concept_rules import CONCEPTS
 from remanence.data.drift_schedules import DRIFT_SCHEDULES
@@ -62,7 +65,7 @@ def check_experiment(config: Experiment, allow_code: bool = False) -> None:
 
     Args:
         config: The experiment of a message.
-        allow_code: Accept a model class, `package.module:Class`.
+        allow_code: Accept code, `package.module:name`.
 
     Raises:
         NamesFileOrCode: A text names a file or code, or is not declared.
@@ -79,6 +82,18 @@ def check_experiment(config: Experiment, allow_code: bool = False) -> None:
             )
         for call in _calls(value):
             _check_call(key, call, allow_code)
+
+
+def read_at_site(path: Path, allow_code: bool) -> Experiment:
+    """Read the file of an experiment at a site, whose policy says whether it may name code."""
+    settings = read_file(path)
+    text = find_import_path(settings)
+    if text is not None and not allow_code:
+        raise NamesFileOrCode(
+            f"{path} imports and runs Python code ({text}), but this site does not allow that"
+            " (policy.code)"
+        )
+    return parse_experiment(settings)
 
 
 def _texts(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, bool]]:
@@ -110,16 +125,19 @@ def _calls(text: str) -> list[Call]:
 
 
 def _check_call(key: str, call: Call, allow_code: bool) -> None:
-    is_code = is_import_path(call.name)
-    if is_code and not (allow_code and key == "model"):
+    table = EXPRESSIONS[key]
+    is_code = is_import_path(call.name) or (
+        call.name not in table and key == "method" and call.name in installed_parts()
+    )
+    if is_code and not allow_code:
         raise NamesFileOrCode(
             f"the experiment imports and runs Python code ({key}={call.name}), but this site does"
-            f" not allow that{' (policy.code)' if key == 'model' else ''}"
+            " not allow that (policy.code)"
         )
-    table = EXPRESSIONS[key]
     if not is_code and call.name not in table:
         raise unknown(key, call.name, table)
     options = {} if is_code else expressions.options_of(table[call.name])
+    call = call if is_code else expressions.name_arguments(call, options, key)
     for name, value in call.arguments.items():
         declared = name in options and options[name].names_nothing
         if not declared and not (is_code and _is_number(value)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from remanence.config import parse_experiment, read_file
 from remanence.core import pytree
 from remanence.core.errors import RemanenceError
 from remanence.flower.deployment import (
@@ -14,6 +13,7 @@ from remanence.flower.deployment import (
     describe_examples,
     site_config,
 )
+from remanence.flower.experiment_check import NamesFileOrCode, read_at_site
 from remanence.flower.policy import check_evaluation, sends_exactly
 from remanence.flower.refusals import Declined
 from remanence.flower.settings import Policy, read_site
@@ -35,7 +35,10 @@ def check_site(site_path: Path, experiment_path: Path) -> list[str]:
         Sentences; the last one begins with `declines` if the site would decline.
     """
     site = Site(read_site(site_path))
-    config = check_deployable(parse_experiment(read_file(experiment_path)))
+    try:
+        config = check_deployable(read_at_site(experiment_path, site.policy.code))
+    except NamesFileOrCode as error:
+        return [f"declines (policy): {error}"]
     experiment, _ = build_coordinator(config)
     header = {
         "kind": "ping",

@@ -33,7 +33,13 @@ from remanence.flower.site_files import join_datasets, read_client
 from remanence.methods import PARTS
 from remanence.training.task import TrainingTask
 
-PUBLISHED = frozenset(DATASETS) - {"npz", "folder"}  # datasets with the same files everywhere
+PUBLISHED = frozenset(DATASETS) - {
+    "folder",
+    "hub",
+    "npz",
+    "pfllib",
+    "table",
+}  # datasets with the same files everywhere
 # slots that a site leaves empty; fine-tuning of personal models runs there. The coordinator has
 # validated the method, with its public examples
 NOT_AT_SITES = ({*SERVER_SLOTS} - {"personalize"}) | {"peers", "validate"}

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from remanence.config import Experiment, is_import_path
+from remanence.config import Experiment
 from remanence.core.errors import InputError
+from remanence.core.imports import is_import_path
 from remanence.data import from_dataset
 from remanence.data.dataset import ArrayDataset, DatasetSplit
 from remanence.experiment.data_setup import load_data
@@ -65,7 +66,7 @@ def load_client(site: SiteFile, config: Experiment, client: int) -> ArrayDataset
     if is_import_path(text):
         return _call(site, client, text)
     # the coordinator does not decide how much memory a site may use
-    data = {"name": text, "dir": str(site.path.parent), "max_bytes": 0}
+    data = {"name": text, "dir": str(site.path.parent), "max_bytes": 0, "limit": 0, "test_limit": 0}
     return load_data(config.model_copy(update={"data": config.data.model_copy(update=data)}))
 
 

@@ -48,7 +48,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "text": text,
 }
 
-_KINDS = ("image", "table", "tokens")
+_KINDS = ("image", "table", "tokens", "sequence", "volume")
 _SMALL = 16  # pixels: below this a convolution is hardly better than a dense layer
 
 
@@ -59,7 +59,7 @@ def default_model(kind: str, name: str, shape: tuple[int, ...]) -> str:
     ('cnn', 'mlp')
 
     Args:
-        kind: "image", "table" or "tokens".
+        kind: "image", "table", "tokens", "sequence" or "volume".
         name: of the dataset; "digits" and "pacs" have their own default.
         shape: of one example.
     """
@@ -67,7 +67,7 @@ def default_model(kind: str, name: str, shape: tuple[int, ...]) -> str:
         raise unknown("kind of data", kind, _KINDS)
     if kind == "tokens":
         return "text"
-    if kind == "table" or len(shape) != 3 or name == "digits" or min(shape[1:]) < _SMALL:
+    if kind != "image" or len(shape) != 3 or name == "digits" or min(shape[1:]) < _SMALL:
         return "mlp"
     # On large images the dense layer of cnn would have 100 million weights.
     return "lenet" if name == "pacs" or min(shape[1:]) >= LARGE else "cnn"

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from remanence.config import Experiment
+from remanence.config import DEFAULT_PARTITION, Experiment
 from remanence.core import expressions
 from remanence.data.downloads import download_hint
 from remanence.recipes.plan import ResultPlan, source_of
@@ -236,7 +236,7 @@ def _data_size(experiment: Experiment) -> tuple[tuple[int, ...], int, int, int]:
 
 
 def _clients(experiment: Experiment) -> int:
-    call = expressions.parse_call(experiment.data.partition)
+    call = expressions.parse_call(experiment.data.partition or DEFAULT_PARTITION)
     if call.name == "label_clusters" and not experiment.drift.schedule:
         return sum(int(count) for count in str(call.arguments.get("clients", "2:3:4")).split(":"))
     return experiment.clients.count or 10
@@ -246,7 +246,9 @@ def _examples_of_client(experiment: Experiment, train: int, clients: int) -> int
     if experiment.drift.schedule and experiment.drift.samples:
         return experiment.drift.samples
     samples = (
-        expressions.parse_call(experiment.data.partition).arguments.get("samples")
+        expressions.parse_call(experiment.data.partition or DEFAULT_PARTITION).arguments.get(
+            "samples"
+        )
         or (train - experiment.data.public) // clients
     )
     return max(1, round(int(samples) * (1 - float(experiment.data.validation))))

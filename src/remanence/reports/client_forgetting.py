@@ -8,7 +8,7 @@ import numpy as np
 from plotly import graph_objects as go
 
 from remanence.metrics.accuracy_tables import nan_mean
-from remanence.metrics.cached import client_losses
+from remanence.metrics.cached import client_losses, first_with_losses
 from remanence.metrics.groups import Group, class_names_of
 from remanence.reports.heatmaps import Panel, arrange_panels, change_colors
 from remanence.reports.phase_forgetting import POINTS
@@ -21,6 +21,7 @@ from remanence.reports.theme import (
     name_classes,
     rounded,
 )
+from remanence.results.client_names import client_label
 
 MAX_CLIENTS = 40  # rows: the clients that lose most
 
@@ -32,7 +33,7 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
         return None
     states, values, longest, most, cut = [], [], 1, 0, False
     for group, (clients, loss) in shown:
-        total = nan_mean(loss, axis=1)
+        run, total = first_with_losses(group) or group.runs[0], nan_mean(loss, axis=1)
         order = np.argsort(-np.where(np.isnan(total), -np.inf, total), kind="stable")[:MAX_CLIENTS]
         cut = cut or len(clients) > MAX_CLIENTS
         classes = name_classes(class_names_of(group), loss.shape[1])
@@ -46,13 +47,13 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
                 [
                     {
                         "x": [*(as_text(name) for name in classes), "all classes"],
-                        "y": [f"client {client}" for client in clients[order]],
+                        "y": [as_text(client_label(run, int(client))) for client in clients[order]],
                         "z": rounded(cells, 3),
                     }
                 ],
                 f"Heat map of the accuracy that the local training of {len(order)} clients of"
                 f" {group.label} loses on every class."
-                f" {_name_worst(clients[order[0]], total[order[0]])}",
+                f" {_name_worst(client_label(run, int(clients[order[0]])), total[order[0]])}",
             )
         )
     cells = go.Heatmap(
@@ -80,8 +81,10 @@ def draw_forgetting_by_client(groups: Sequence[Group]) -> Figure | None:
     )
 
 
-def _name_worst(client: int, lost: float) -> str:
+def _name_worst(client: str, lost: float) -> str:
     """The first client, if its local training loses accuracy."""
     if not lost > 0:
         return "No client loses accuracy on average."
-    return f"Client {client} loses most, {100 * lost:.1f} points a round on average."
+    return (
+        f"{client[:1].upper()}{client[1:]} loses most, {100 * lost:.1f} points a round on average."
+    )

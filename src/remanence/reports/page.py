@@ -64,7 +64,7 @@ def write_partition(table: PartitionTable, out: Path) -> Path:
         )
         figures = [draw_schedule(clusters, concepts=table.concepts)] if clusters else []
         origin = ", at time step 0" if clusters else ""
-        figures.append(draw_client_data(counts, table.classes, total, origin))
+        figures.append(draw_client_data(counts, table.classes, total, origin, table.names))
         return _render(title=table.title, lede=lede, chapters={"Data": figures})
 
     return _write(out, render)

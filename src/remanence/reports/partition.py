@@ -21,6 +21,7 @@ from remanence.reports.theme import (
     percent_axis,
     rounded,
 )
+from remanence.results.client_names import client_names
 from remanence.results.run import Run
 
 MAX_BARS = 40  # clients; with more, a heat map shows the partition
@@ -37,7 +38,11 @@ def draw_partition(groups: Sequence[Group]) -> Figure | None:
     counts = run.metadata["label_counts"]
     total = int(run.metadata.get("clients", len(counts)))
     return draw_client_data(
-        counts, run.metadata.get("class_names", []), total, _describe_origin(run)
+        counts,
+        run.metadata.get("class_names", []),
+        total,
+        _describe_origin(run),
+        names=client_names(run.metadata),
     )
 
 
@@ -51,11 +56,16 @@ def draw_client_data(
     class_names: Sequence[object],
     total: int,
     origin: str = "",
+    names: Sequence[str] = (),
 ) -> Figure:
-    """Label counts [clients, C] as shares: stacked bars for few clients, a heat map for many."""
+    """Label counts [clients, C] as shares: stacked bars for few clients, a heat map for many.
+    `names` are those of the clients, where they have any.
+    """
     counts = np.array(label_counts, dtype=float)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    classes, clients = name_classes(class_names, counts.shape[1]), list(range(len(counts)))
+    classes = name_classes(class_names, counts.shape[1])
+    named = len(names) >= len(counts)
+    clients = [as_text(names[i]) if named else i for i in range(len(counts))]
     shown = (
         f"the first {len(counts)} of {total} clients"
         if total > len(counts)
@@ -85,7 +95,7 @@ def draw_client_data(
 
 
 def _draw_bars(
-    classes: list[str], clients: list[int], counts: np.ndarray, shares: np.ndarray
+    classes: list[str], clients: Sequence[int | str], counts: np.ndarray, shares: np.ndarray
 ) -> Any:
     colors = class_colors(len(classes))
     bars = [
@@ -119,7 +129,7 @@ def _draw_bars(
     )
 
 
-def _draw_map(classes: list[str], clients: list[int], shares: np.ndarray) -> Any:
+def _draw_map(classes: list[str], clients: Sequence[int | str], shares: np.ndarray) -> Any:
     cells = go.Heatmap(
         name="share",
         x=clients,

@@ -109,7 +109,8 @@ def _describe_clients(run: Run) -> str:
     )
     if run.metadata.get("clusters") and config.drift.source == "pools":
         return f"{count}, {sample}; examples drawn from a pool for each cluster"
-    return f"{count}, {sample}; partition {config.data.partition}{kept}"
+    named = config.data.partition  # the data of sites are as they are
+    return f"{count}, {sample}{f'; partition {named}' if named else ''}{kept}"
 
 
 def _describe_attack(run: Run) -> str:

@@ -4,6 +4,7 @@ Read `run.py` first: `Run` and `Comparison` read everything a run folder holds.
 
     run                 Run and Comparison; the names of the files
     columns             the columns of metrics.jsonl
+    client_names        the sites that clients are
     ledger              the ledger and the other files of fixed-width records
     readers             read and check files, which may come from another person
     outcome             did a run learn anything, did it diverge?

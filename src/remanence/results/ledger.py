@@ -128,6 +128,7 @@ class Ledger:
 
     def __init__(self, records: np.ndarray, class_names: Sequence[str]):
         self.records, self.class_names = records, tuple(class_names)
+        self.client_names: tuple[str, ...] = ()  # where clients are named sites
 
     @classmethod
     def read(cls, path: Path | SafePath, part: RunFile | None = None) -> Ledger:
@@ -220,7 +221,15 @@ class Ledger:
         counts = {
             name: self.records[name].reshape(-1) for name in ("correct", "total", "predicted")
         }
+        if self.client_names:
+            words["client_name"] = np.repeat(self._name_models(), classes)
         return pandas.DataFrame(flat | words | counts)
+
+    def _name_models(self) -> np.ndarray:
+        """The site whose model each record is about; empty for global models."""
+        names = np.array([*self.client_names, ""])
+        models = self.records["model"]
+        return names[np.where((models >= 0) & (models < len(names) - 1), models, len(names) - 1)]
 
     def to_parquet(self, path: str | Path) -> Path:
         """Write the same as a Parquet file, for other tools. -> its path"""

@@ -15,6 +15,7 @@ import numpy as np
 from remanence.config import Experiment, parse_experiment
 from remanence.core.errors import InputError, SkippedCheckpoint, unknown
 from remanence.core.safe_path import SafePath
+from remanence.results.client_names import client_names
 from remanence.results.columns import COLUMNS
 from remanence.results.manifest import (
     CHECKPOINTS,
@@ -191,6 +192,7 @@ class Run:
         from remanence.results.ledger import Ledger
 
         ledger = Ledger.read(self.files / LEDGER, self.recorded_part(LEDGER))
+        ledger.client_names = client_names(self.metadata)
         self._check_numbers(self.files / LEDGER, ledger.records)
         return ledger
 
@@ -271,9 +273,9 @@ class Run:
         return [int(client) for client in named if client.isdecimal()]
 
     @property
-    def networks(self) -> list[str]:
-        """The network, as the settings name it."""
-        return [self.config.model]
+    def settings(self) -> dict[str, Any]:
+        """All settings of its experiment, as nested tables."""
+        return self.config.model_dump(mode="json")
 
     def _read(self, name: str, kind: np.dtype, limits: dict[str, int]) -> np.ndarray | None:
         part = self.recorded_part(name)
@@ -369,16 +371,11 @@ class Comparison:
         return [f"{names[run.folder.name]} {text}" for run in self.runs for text in run.warnings]
 
     @property
-    def networks(self) -> list[str]:
-        """The networks that the runs' settings name."""
+    def settings(self) -> list[Any]:
+        """All settings: those of its plan, and those that its runs have stored themselves."""
         if "experiments" not in self.plan:
             raise corrupt_file(self.files / COMPARISON, "it does not describe its runs")
-        return sorted(
-            {
-                str(self.plan["experiments"][cell["name"]].get("model", ""))
-                for cell in self.plan["cells"]
-            }
-        )
+        return [self.plan, *(run.settings for run in self.runs)]
 
     @cached_property
     def cells(self) -> list[dict[str, Any]]:

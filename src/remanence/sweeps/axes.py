@@ -11,7 +11,8 @@ from typing import Any
 
 from remanence.config import all_keys
 from remanence.core.errors import InputError
-from remanence.core.expressions import Call, options_of, parse_parts
+from remanence.core.expressions import UNNAMED, Call, name_arguments, options_of, parse_parts
+from remanence.core.imports import find_constructor
 from remanence.methods import PARTS
 
 # What validation data select. All other settings are conditions: each value has results of its own.
@@ -38,7 +39,7 @@ def expand(method: str, grid: Mapping[str, Sequence[Any]]) -> list[GridSetting]:
     2
     """
     calls = parse_parts(method)
-    names = {call.name for call in calls}
+    names = {short_name(call) for call in calls}
     used = {
         key: values
         for key, values in grid.items()
@@ -68,7 +69,7 @@ def expand(method: str, grid: Mapping[str, Sequence[Any]]) -> list[GridSetting]:
 
 def check_axes(methods: Sequence[str], grid: Mapping[str, Sequence[Any]]) -> None:
     """Refuse an axis that no method of the comparison has."""
-    names = {call.name: None for method in methods for call in parse_parts(method)}
+    names = {short_name(call): None for method in methods for call in parse_parts(method)}
     for key in grid:
         part = _part_of(key)
         if part is not None and part not in names:
@@ -80,16 +81,30 @@ def check_axes(methods: Sequence[str], grid: Mapping[str, Sequence[Any]]) -> Non
             )
 
 
+def short_name(call: Call) -> str:
+    """The name of a part in keys such as `fedprox.mu`: that of its function.
+
+    >>> short_name(Call("my_package.my_file:feddyn"))
+    'feddyn'
+    """
+    return call.name.rpartition(":")[2]
+
+
 def _part_of(key: str) -> str | None:
     """The part whose option a key names; None for a setting of the experiment."""
     part, dot, _ = key.partition(".")
-    return part if dot and part in PARTS and key not in all_keys() else None
+    sections = {name.partition(".")[0] for name in all_keys()}
+    return part if dot and part not in sections else None
 
 
 def _with_options(call: Call, options: Mapping[str, Any]) -> Call:
     own = {
-        key.partition(".")[2]: value for key, value in options.items() if _part_of(key) == call.name
+        key.partition(".")[2]: value
+        for key, value in options.items()
+        if _part_of(key) == short_name(call)
     }
+    if own and UNNAMED in call.arguments:
+        call = name_arguments(call, options_of(find_constructor(call.name, PARTS, "method"), 0), "")
     return Call(call.name, {**call.arguments, **own})
 
 

@@ -28,6 +28,7 @@ from typing import Any
 from remanence.config import FLAGS
 from remanence.core.errors import InputError
 from remanence.core.files import folder_name
+from remanence.core.imports import import_paths
 from remanence.core.progress import Progress
 from remanence.core.safe_path import SafePath
 from remanence.results.readers import LARGEST_GUESS
@@ -249,4 +250,10 @@ def _check_same(there: Comparison, space: SearchSpace, cells: Sequence[GridPoint
         raise InputError(
             f"{there.folder} holds a search with other settings: choose another --out, or replace"
             " it with --overwrite"
+        )
+    foreign = sorted(import_paths(there.settings) - import_paths(asked))
+    if foreign:  # this command allows the code that it names
+        raise InputError(
+            f"{there.folder} imports and runs Python code ({foreign[0]}) that this search does not"
+            " name: choose another --out, or replace it with --overwrite"
         )
