@@ -19,7 +19,7 @@ def in_notebook() -> bool:
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
-class Cell:
+class NotebookCell:
     """The bar and the messages below it, drawn at most once in `PAUSE` seconds."""
 
     def __init__(self) -> None:

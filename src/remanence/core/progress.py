@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any, Protocol
 
-from remanence.core.notebook import Cell, in_notebook
+from remanence.core.notebook import NotebookCell, in_notebook
 
 
 class Progress(Protocol):
@@ -192,7 +192,7 @@ class NotebookProgress(_Display):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell, self.title = Cell(), ""
+        self.cell, self.title = NotebookCell(), ""
 
     def start(self, title: str, done: int, total: int, runs: int = 1, later: int = 0) -> None:
         self.title, self.left = title, TimeLeft(done, total, runs, later)
