@@ -120,7 +120,7 @@ def test_draws_of_a_stack_are_refused() -> None:
 SEQUENCES = (torch.randn(60, 6, 4), torch.arange(60) % CLASSES)
 
 
-def run_attention(folder: Path, **changes: Any) -> rem.Run:
+def run_attention(folder: Path, **changes: Any) -> rem.RunResult:
     return rem.run(
         model=fresh(Attention), data=SEQUENCES, out=folder, quiet=True, partition="iid",
         **({"clients": 3, "rounds": 2, "epochs": 2} | changes),
@@ -137,7 +137,7 @@ def test_attention_with_dropout_trains_sequentially_and_resumes_bit_for_bit(
     again = rem.resume(
         tmp_path / "part", rounds=3, model=fresh(Attention), data=SEQUENCES, quiet=True
     )
-    assert isinstance(again, rem.Run)
+    assert isinstance(again, rem.RunResult)
     first, second = (
         run.model(module=fresh(Attention)).state_dict() for run in (whole, again)
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_wrapped_network_is_evaluated(tmp_path: Path) -> None:
     run = rem.run(
         model=made, data=data, rounds=1, clients=2, partition="iid", out=tmp_path / "r", quiet=True
     )
-    from remanence.export import evaluate
+    from remanence.exports import evaluate
 
     source = rem.from_dataset(data)
     found = evaluate(run, source, module=fresh(lambda: Net(WRAPPINGS["an object"])))

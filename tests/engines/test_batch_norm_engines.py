@@ -17,6 +17,7 @@ from torch import nn
 from remanence.core.errors import InputError
 from remanence.core.progress import NullProgress
 from remanence.data.population import ClientData, PartitionIndices
+from remanence.engines import autotune
 from remanence.engines.autotune import choose_engine, choose_execution
 from remanence.engines.cost import Workload
 from remanence.engines.sequential import SequentialEngine
@@ -76,7 +77,8 @@ def test_auto_takes_loop_for_padded_batch_norm_and_says_so(tmp_path: Path) -> No
     assert run.config.engine == "sequential"
     assert "batch norm with clients of different sizes cannot be stacked" in run.metadata["engine"]
     (said,) = listener.said
-    assert said == f"engine {run.metadata['engine']}; about 1 s of local training in all"
+    name, _, reason = run.metadata["engine"].partition(": ")
+    assert said == f"Using engine '{name}': {reason}; about 1 s of local training in all."
 
 
 def two_clients(sizes: tuple[int, int], module: nn.Module) -> BuiltExperiment:
@@ -140,7 +142,9 @@ def test_a_batch_of_one_is_refused_with_the_cure(engine: str, tmp_path: Path) ->
         )
 
 
-def test_clients_are_stacked_whose_trial_alone_would_need_padding() -> None:
+def test_clients_are_stacked_whose_trial_alone_would_need_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Four and six examples in batches of 4: equal batches where both clients have one, but in a
     trial of more steps the batch of two meets one of four.
     """
@@ -148,8 +152,9 @@ def test_clients_are_stacked_whose_trial_alone_would_need_padding() -> None:
     experiment = with_clients(small, [4, 6])
     work = make_work(experiment, first_state(experiment), 1)
     ticks = itertools.count()
+    monkeypatch.setattr(autotune, "SHORT", 0)
     choice = choose_execution(experiment.task, work, 64, lambda: float(next(ticks)), Workload())
     assert choice.name == "vectorized"
     # one second for three steps: one of the smaller client, two of the other
-    assert "vectorized 333.33" in choice.reason
+    assert "333.33 ms per local step" in choice.reason
     assert "vectorized" in choose_engine(experiment.task, work, workers=1).reason

@@ -31,7 +31,7 @@ INPUT_SHAPES = {
 }
 # fixed: the test set is the same for every seed of an experiment
 TEST_KEY = Key(0).fold_in("held-out test set")
-_CHUNK_VALUES = 1 << 21
+CHUNK_VALUES = 1 << 21
 # bytes of an example besides its inputs: its label and id, and the orders by which held-out sets
 # and partitions are drawn
 LABEL_BYTES = 128
@@ -136,7 +136,7 @@ def statistics_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _chunks(x: np.ndarray) -> Iterator[np.ndarray]:
-    step = max(1, _CHUNK_VALUES // max(1, math.prod(x.shape[1:])))
+    step = max(1, CHUNK_VALUES // max(1, math.prod(x.shape[1:])))
     return (x[start : start + step] for start in range(0, len(x), step))
 
 

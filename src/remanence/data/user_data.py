@@ -9,7 +9,13 @@ from typing import TypeVar
 import numpy as np
 
 from remanence.core.expressions import PlainText
-from remanence.data.dataset import CLASS_BYTES, ArrayDataset, check_fraction, dataset_bytes
+from remanence.data.dataset import (
+    CHUNK_VALUES,
+    CLASS_BYTES,
+    ArrayDataset,
+    check_fraction,
+    dataset_bytes,
+)
 from remanence.data.files import damaged_file, resolve
 from remanence.data.npz_reader import ArrayHeader, Headers, read_npz
 from remanence.data.own_arrays import (
@@ -97,6 +103,7 @@ def _later_bytes(file: Path, headers: Headers, kind: str) -> dict[str, int]:
     examples = sum(y.size for y in labels)
     return {
         **dataset_bytes(examples, _input_bytes(inputs, kind, "x_test" not in headers)),
+        "checks of the examples": min(CHUNK_VALUES, max((x.size for x in inputs), default=0)),
         "the groups": sum(group.size for group in groups) * (5 * widest + 32 + CLASS_BYTES),
         "the class names": 0
         if names is None

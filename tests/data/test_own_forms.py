@@ -165,7 +165,7 @@ def test_names_of_sites_are_in_ledger_report_and_diagnosis(tmp_path: Path) -> No
     frame = run.ledger.to_pandas()
     assert set(frame[frame.model >= 0].client_name) == names
     assert set(frame[frame.model < 0].client_name) == {""}
-    page = Path(rem.write_report(run.folder)).read_text(encoding="utf-8")
+    page = Path(rem.report(run)).read_text(encoding="utf-8")
     assert "<ward-0>" not in page.replace("\\u003cward-0\\u003e", "")
     assert "ward-0" in page
     assert "ward-" in " ".join(finding.sentence for finding in rem.diagnose([run])[0].findings)
