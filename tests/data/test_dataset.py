@@ -31,7 +31,7 @@ def test_statistics_of_images_are_per_channel(monkeypatch: pytest.MonkeyPatch) -
     deviation 0, given as 1.
     """
     # several chunks, the last one shorter
-    monkeypatch.setattr(dataset_module, "_CHUNK_VALUES", 10)
+    monkeypatch.setattr(dataset_module, "CHUNK_VALUES", 10)
     x = np.zeros((6, 2, 2, 2), dtype=np.uint8)
     x[:3, 0] = 4
     x[:, 1] = 7

@@ -19,7 +19,7 @@ from remanence.core.rng import Key
 from remanence.data.concepts import Concept
 from remanence.data.dataset import DatasetSplit
 
-_CHUNK_VALUES = 1 << 21  # float64 values in memory at one time
+CHUNK_VALUES = 1 << 21  # float64 values in memory at one time
 _Transform = tuple[float, str, int, float]  # rotation, corruption, severity, max_pixel
 _IDENTITY: _Transform = (0.0, "", 0, 255)
 
@@ -115,7 +115,7 @@ def _apply_transform(
 ) -> np.ndarray:
     """Rotate and then corrupt some images of x [n, c, h, w]."""
     rotation, corruption, severity, max_pixel = transform
-    step = max(1, _CHUNK_VALUES // math.prod(x.shape[1:]))
+    step = max(1, CHUNK_VALUES // math.prod(x.shape[1:]))
     transformed = np.empty((len(indices), *x.shape[1:]), dtype=x.dtype)
     for start in range(0, len(indices), step):
         chunk = indices[start : start + step]

@@ -22,7 +22,7 @@ from remanence.data.dataset import (
     validate,
 )
 
-_CHUNK_VALUES = 1 << 22
+CHUNK_VALUES = 1 << 22
 
 
 def synthetic(
@@ -59,7 +59,7 @@ def synthetic(
         )
     dtype = np.dtype(np.uint8 if shape else np.float32)
     width = math.prod(sides)
-    some = min(samples, max(1, _CHUNK_VALUES // width))  # examples that are drawn at a time
+    some = min(samples, max(1, CHUNK_VALUES // width))  # examples that are drawn at a time
     drawing = width * (4 * classes + 12 * some)
     _check_bytes("synthetic", samples, width * dtype.itemsize, classes, drawing)
     key = Key(seed).fold_in("synthetic")
@@ -89,7 +89,7 @@ def synthetic(
 
 def _fill(x: np.ndarray, y: np.ndarray, prototypes: np.ndarray, spread: float, key: Key) -> None:
     """Write prototypes plus noise into x [n, d], in chunks; x has the dtype of images or tables."""
-    step = max(1, _CHUNK_VALUES // x.shape[1])
+    step = max(1, CHUNK_VALUES // x.shape[1])
     for start in range(0, len(y), step):
         labels = y[start : start + step]
         noise = key.fold_in(start).generator()
