@@ -422,6 +422,8 @@ def test_stored_outcomes(tmp_path: Path) -> None:
 def test_the_command_says_how_to_allow_more(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "small.npz", x=member((ROWS, 100_000), "|u1", ROWS * 100_000), y=Y)
     command = ["run", "--data", str(path), "--out", str(tmp_path / "out"), "--set"]
+    with pytest.raises(InputError):  # what it imports takes memory once
+        app([*command, "data.max_bytes=2e7"], standalone_mode=False)
     with refused(
         r"takes 87\.\d MiB .* data\.max_bytes allows 19\.1 MiB: raise data\.max_bytes, such as"
         r" data\.max_bytes=9\.3e\+07"
