@@ -57,6 +57,7 @@ def run(
     quiet: bool = False,
     verbose: bool = False,
     time_limit: float | None = None,
+    allow_code: bool = False,
     set: Mapping[str, Any] | None = None,
     **flags: Unpack[RunSettings],
 ) -> RunResult:
@@ -74,6 +75,8 @@ def run(
         quiet: Print no progress.
         verbose: Print a line for every round, with all rejections.
         time_limit: Seconds after which the run saves itself and raises `Stopped`.
+        allow_code: Accept an experiment file that names Python code to import and run,
+            `package.module:name`. What arguments name always runs.
         set: Settings to change, by dotted key: `{"local.batch_size": 16}`.
         **flags: Settings to change: `rounds=20`, `lr=0.1`, or a section such as
             `local={"lr": 0.1, "drop_last": True}`:
@@ -89,7 +92,7 @@ def run(
     changes = {**changes_from_flags({**names, **flags}), **(set or {})}
     folder = _output_folder(out)
     done = start_run(
-        parse_experiment(_tree(experiment), changes),
+        parse_experiment(_tree(experiment, allow_code), changes),
         folder,
         overwrite=overwrite,
         progress=_progress(folder, quiet, verbose),
@@ -115,6 +118,7 @@ def compare(
     verbose: bool = False,
     time_limit: float | None = None,
     batch_runs: int = 0,
+    allow_code: bool = False,
     set: Mapping[str, Any] | None = None,
     **flags: Unpack[CommonSettings],
 ) -> ComparisonResult:
@@ -131,8 +135,7 @@ def compare(
         model, data: As in `run`.
         out: The output folder. Default: a temporary folder, see `ComparisonResult.folder`.
         overwrite: Replace an earlier comparison in the output folder.
-        quiet: Print no progress.
-        verbose: As in `run`.
+        quiet, verbose, allow_code: As in `run`.
         time_limit: Seconds after which the runs are saved and `Stopped` is raised.
         batch_runs: Maximum number of runs of a method (seeds and numeric settings) that the engine
             vectorized trains as one batch. 1: each run alone, 0: as many as fit.
@@ -150,7 +153,7 @@ def compare(
     changes = {**changes_from_flags({**names, **flags}), **(set or {})}
     folder = _output_folder(out)
     done = start_comparison(
-        _plan_points(_tree(experiment), changes, methods, seeds, grid or {}),
+        _plan_points(_tree(experiment, allow_code), changes, methods, seeds, grid or {}),
         folder,
         select=select,
         overwrite=overwrite,
@@ -178,6 +181,7 @@ def search(
     verbose: bool = False,
     time_limit: float | None = None,
     batch_runs: int = 0,
+    allow_code: bool = False,
     set: Mapping[str, Any] | None = None,
     **flags: Unpack[CommonSettings],
 ) -> SearchResult:
@@ -197,9 +201,8 @@ def search(
         model, data: As in `run`.
         out: The output folder. Default: a temporary folder, see `SearchResult.folder`.
         overwrite: Replace an earlier search in the output folder.
-        quiet, verbose: As in `run`.
-        time_limit: Seconds after which the runs are saved and `Stopped` is raised.
-        batch_runs: As in `compare`.
+        quiet, verbose, allow_code: As in `run`.
+        time_limit, batch_runs: As in `compare`.
         set: Settings to change, by dotted key.
         **flags: Settings to change, as in `run`:
 
@@ -214,7 +217,7 @@ def search(
     changes = {**changes_from_flags({**names, **flags}), **(set or {})}
     numbers, folder = _seed_list(seeds, "a search"), _output_folder(out)
     found = search_values(
-        SearchSpace(_tree(experiment), changes, method, numbers, key, around),
+        SearchSpace(_tree(experiment, allow_code), changes, method, numbers, key, around),
         folder,
         overwrite=overwrite,
         progress=_progress(folder, quiet, verbose),
@@ -235,7 +238,7 @@ def resume(
     quiet: bool = False,
     verbose: bool = False,
     time_limit: float | None = None,
-    allow_code: bool = True,
+    allow_code: bool = False,
 ) -> RunResult | ComparisonResult | SearchResult:
     """Continue a run, a comparison or a search that was interrupted.
 
@@ -335,12 +338,12 @@ def _warn(done: Done) -> Done:
     return done
 
 
-def _tree(experiment: ExperimentInput) -> Mapping[str, Any]:
+def _tree(experiment: ExperimentInput, allow_code: bool) -> Mapping[str, Any]:
     if isinstance(experiment, Experiment):
         return experiment.to_tree()
     if experiment is None or isinstance(experiment, Mapping):
         return experiment or {}
-    return read_file(Path(experiment))
+    return read_file(Path(experiment), allow_code)
 
 
 def _progress(folder: Path, quiet: bool, verbose: bool) -> Progress:

@@ -141,7 +141,9 @@ def test_a_comparison_takes_paths_and_objects_and_resumes(tmp_path: Path) -> Non
     numbers = {run.metrics[-1]["train_loss"] for run in done.runs}
     assert len(numbers) == 3  # three methods, not one under three names
     assert done.runs[0].metadata["objects"] == ["method"]
-    again = rem.resume(tmp_path / "c", method=[made], quiet=True)
+    with pytest.raises(InputError, match=r"outside_part:pull.*allow_code=True"):
+        rem.resume(tmp_path / "c", method=[made], quiet=True)
+    again = rem.resume(tmp_path / "c", method=[made], quiet=True, allow_code=True)
     assert all(run.finished for run in again.runs)  # type: ignore[union-attr]
 
 
@@ -257,3 +259,19 @@ def test_no_experiment_of_a_federation_imports(
         said = str(error)
     assert "imports and runs Python code" in said
     assert not evil.exists()
+
+
+def test_an_experiment_file_runs_no_code_in_python_unless_allowed(tmp_path: Path) -> None:
+    sys.path.insert(0, str(tmp_path))
+    path = tmp_path / "exp.toml"
+    path.write_text('method = "outside_part:pull(0.5)"\nrounds = 1\n[data]\nname = "digits"\n')
+    calls = [
+        lambda: rem.run(path, quiet=True),
+        lambda: rem.compare(["fedavg"], experiment=path, quiet=True),
+        lambda: rem.search("fedavg", around=0.1, experiment=path, quiet=True),
+        lambda: rem.Experiment.from_toml(path),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match=r"outside_part:pull\(0\.5\).*allow_code=True"):
+            call()
+    assert rem.run(path, allow_code=True, quiet=True).finished

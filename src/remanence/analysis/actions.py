@@ -69,7 +69,7 @@ def evaluate(
     data_dir: str | None = None,
     model: nn.Module | None = None,
     client: int | None = None,
-    allow_code: bool = True,
+    allow_code: bool = False,
 ) -> ModelEvaluation:
     """Evaluate the trained model of a run on a test set, with inputs normalized as in training.
 
@@ -100,7 +100,7 @@ def export(
     *,
     model: nn.Module | None = None,
     client: int | None = None,
-    allow_code: bool = True,
+    allow_code: bool = False,
 ) -> ExportedModel:
     """Write the trained model of a run, or the metrics of a run or a comparison, for other
     programs.

@@ -72,13 +72,14 @@ class Experiment(ExperimentSettings):
         return write_toml(self, {}, defaults=defaults)
 
     @classmethod
-    def from_toml(cls, path: str | Path) -> Experiment:
+    def from_toml(cls, path: str | Path, allow_code: bool = False) -> Experiment:
         """Read an experiment file.
 
         Args:
             path: The file.
+            allow_code: Accept settings that name Python code to import, `package.module:name`.
         """
-        return parse_experiment(read_file(Path(path)))
+        return parse_experiment(read_file(Path(path), allow_code))
 
     def _fill(self, tree: dict[str, Any]) -> None:
         """Set all fields from nested dictionaries, and check them."""

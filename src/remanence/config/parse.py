@@ -56,6 +56,7 @@ def forbid_code(settings: Any, path: Path) -> None:
     if text is not None:
         raise InputError(
             f"{path} imports and runs Python code ({text}): review that code, then add --allow-code"
+            " (in Python allow_code=True)"
         )
 
 
