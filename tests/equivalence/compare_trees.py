@@ -63,7 +63,7 @@ METRICS: tuple[tuple[str, str], ...] = (
 )
 # columns of metrics.jsonl, and tables of the state, that the base does not have
 ADDED = re.compile(
-    r"(^|/)metrics/\d+/(unmoved|learned|valid_accuracy|epsilon(_example)?_replace)$"
+    r"(^|/)metrics/\d+/(unmoved|learned|valid_accuracy|epsilon\w*_replace)$"
     r"|/valid_accuracy$"
 )
 # jobs and columns that were wrong in the base: bytes_up counts the late replies of a round too, and

@@ -71,8 +71,8 @@ def resolve(dataset: str, root: Path | None, path: str) -> Path:
         if candidate.exists():
             return candidate
     raise InputError(
-        f"dataset {dataset!r} was not found: searched {' and '.join(map(str, tried))};"
-        f" correct path, or name the data folder with {WHERE}"
+        f"no file or folder {path} for dataset {dataset!r}: searched"
+        f" {' and '.join(map(str, tried))}; correct the path, or name the data folder with {WHERE}"
     )
 
 
