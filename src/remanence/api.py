@@ -88,7 +88,12 @@ def run(
     Raises:
         InputError: A setting or a combination of settings is invalid.
     """
-    objects, names = _objects(method, model, data)
+    objects, names = _objects(model, data)
+    if isinstance(method, Method | Part):
+        objects["method"] = _method(method)
+        names["method"] = describe(objects["method"])
+    elif method is not None:
+        names["method"] = method
     changes = {**changes_from_flags({**names, **flags}), **(set or {})}
     folder = _output_folder(out)
     done = start_run(
@@ -145,8 +150,7 @@ def compare(
     Returns:
         The finished comparison.
     """
-    objects, names = _objects(None, model, data)
-    objects.pop("method")
+    objects, names = _objects(model, data)
     select = select or ("validation" if grid else "all")
     if select not in ("all", "validation"):
         raise InputError(f"select must be all or validation, not {select!r}")
@@ -212,8 +216,7 @@ def search(
     Raises:
         InputError: A setting is invalid, or the output folder holds another search.
     """
-    objects, names = _objects(None, model, data)
-    objects.pop("method")
+    objects, names = _objects(model, data)
     changes = {**changes_from_flags({**names, **flags}), **(set or {})}
     numbers, folder = _seed_list(seeds, "a search"), _output_folder(out)
     found = search_values(
@@ -257,7 +260,7 @@ def resume(
         The run, comparison or search, with the same result as without the interruption.
     """
     found = open_trusted(folder, allow_code)
-    objects, _ = _objects(None, model, data)
+    objects, _ = _objects(model, data)
     given = _methods_by_text(method)
     progress = _progress(found.folder, quiet, verbose)
     limit = TimeLimit(time_limit)
@@ -267,7 +270,6 @@ def resume(
                 f"{folder} is a comparison: --rounds can extend single runs only, such as"
                 f" those in {found.folder / 'runs'}"
             )
-        objects.pop("method")
         if SEARCH in found.plan:
             again = resume_search(found.folder, progress=progress, time_limit=limit, **objects)
             return SearchResult(ComparisonResult(again.comparison.files))
@@ -354,15 +356,10 @@ def _output_folder(out: str | Path | None) -> Path:
     return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="remanence-"))
 
 
-def _objects(method: Any, model: Any, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def _objects(model: Any, data: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate objects from names. In the experiment, an object is replaced by a description."""
-    objects: dict[str, Any] = {"method": None, "module": None, "source": None}
+    objects: dict[str, Any] = {"module": None, "source": None}
     names: dict[str, Any] = {}
-    if isinstance(method, Method | Part):
-        objects["method"] = _method(method)
-        names["method"] = describe(objects["method"])
-    elif method is not None:
-        names["method"] = method
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise InputError(
             f"model is the class {model.__name__}, not a model: write model={model.__name__}(...)"

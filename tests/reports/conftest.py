@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from remanence.results.run import (
     Comparison,
     Run,
 )
+
+CHROMIUM = Path("/usr/bin/chromium")
 
 # accuracy per class, [rounds][classes]; None: the round was not evaluated
 Shares = Sequence[Sequence[float | None] | None]
@@ -166,3 +168,25 @@ def make_comparison(tmp_path: Path) -> Callable[..., Comparison]:
         return write_comparison(tmp_path / name, cells, **options)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if not CHROMIUM.exists():
+        pytest.skip(f"no Chromium at {CHROMIUM}: on Debian, apt-get install chromium")
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install 'remanence-fl[dev]'"
+    )
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def wait_until(page: Any, condition: str, seconds: int = 10) -> Any:
+    """Playwright's own waiting evaluates text inside the page, which the page's policy forbids."""
+    for _ in range(20 * seconds):
+        if value := page.evaluate(condition):
+            return value
+        page.wait_for_timeout(50)
+    pytest.fail(f"the page never came to {condition}")

@@ -13,10 +13,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reports import conftest
 from reports.rich_runs import write_server_run
 
 from remanence.core.errors import InputError
@@ -26,7 +28,8 @@ from remanence.reports.live_state import ReportState, find_results, read_progres
 from remanence.results.ledger import header
 from remanence.results.run import CHECKPOINTS, EXPERIMENT, LEDGER, METRICS, Run
 
-CHROMIUM = Path("/usr/bin/chromium")
+wait_until = partial(conftest.wait_until, seconds=60)  # a page is drawn again between rounds
+
 HOSTILE = "<img src=x onerror=alert(1)>"
 
 
@@ -268,28 +271,6 @@ def test_mistakes_get_a_sentence(tmp_path: Path) -> None:
         pytest.raises(InputError, match=f"port {first.server_port} cannot be used"),
     ):
         make_server([tmp_path], first.server_port)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        pytest.skip(f"no Chromium at {CHROMIUM}: on Debian, apt-get install chromium")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'remanence-fl[dev]'"
-    )
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-def wait_until(page: Any, condition: str) -> Any:
-    """Playwright's own waiting evaluates text inside the page, which the page's policy forbids."""
-    for _ in range(1200):
-        if value := page.evaluate(condition):
-            return value
-        page.wait_for_timeout(50)
-    pytest.fail(f"the page never came to {condition}")
 
 
 @pytest.mark.slow

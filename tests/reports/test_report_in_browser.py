@@ -7,27 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reports.conftest import wait_until
 from rich_runs import write_comparison, write_peers_run
 
 from remanence.reports.page import write_report
 from remanence.results.run import Comparison
 
-CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = "<script>window.hacked = 1</script>"
 FORMULA = '=HYPERLINK("x"),<img src=x onerror=alert(2)>'
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if not CHROMIUM.exists():
-        pytest.skip(f"no Chromium at {CHROMIUM}: on Debian, apt-get install chromium")
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install 'remanence-fl[dev]'"
-    )
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 def read_csv(page: Any, figure: str) -> list[list[str]]:
@@ -35,15 +22,6 @@ def read_csv(page: Any, figure: str) -> list[list[str]]:
         page.click(f"#{figure} button.csv")
     assert waiting.value.suggested_filename == f"{figure}.csv"
     return list(csv.reader(io.StringIO(Path(waiting.value.path()).read_text(encoding="utf-8-sig"))))
-
-
-def wait_until(page: Any, condition: str) -> None:
-    """Playwright's own waiting evaluates text inside the page, which the page's policy forbids."""
-    for _ in range(200):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(50)
-    pytest.fail(f"the page never came to {condition}")
 
 
 def test_page_lives_in_a_browser(

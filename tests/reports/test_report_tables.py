@@ -19,10 +19,8 @@ from remanence.metrics.groups import group_runs
 from remanence.metrics.summary_rows import MethodRow, best_row, make_row
 from remanence.reports.tables import (
     chosen_rows,
-    method_rows,
     render_markdown,
     render_text,
-    run_row,
 )
 from remanence.results.run import METRICS, Comparison, Run
 
@@ -31,6 +29,11 @@ from remanence.results.run import METRICS, Comparison, Run
 SEED0 = [[0.5, 0.5], [0.9, 0.3], [0.7, 0.7]]
 # accuracy 0.4, 0.6, 0.6; lost 0, then (0.1 + 0) / 2 = 0.05
 SEED1 = [[0.4, 0.4], [0.6, 0.6], [0.5, 0.7]]
+
+
+def method_rows(comparison: Comparison) -> list[MethodRow]:
+    """All settings, in the order of the plan."""
+    return [make_row(group) for group in group_runs([comparison])]
 
 
 def test_row_over_seeds(make_comparison: Callable[..., Comparison]) -> None:
@@ -78,7 +81,7 @@ def test_best_round_is_each_seeds_own(make_comparison: Callable[..., Comparison]
 def test_one_seed_has_no_deviation_and_absent_classes_are_left_out(
     make_run: Callable[..., Run],
 ) -> None:
-    row = run_row(make_run([[1.0, None], [0.5, None]]))
+    [row] = chosen_rows(make_run([[1.0, None], [0.5, None]]))
     assert row.deviation is None
     assert row.worst_class == 0.5
     assert row.forgetting == 0.5  # not 0.25: the class without examples does not count as a class
@@ -90,7 +93,7 @@ def test_rounds_that_were_not_evaluated_do_not_count(make_run: Callable[..., Run
     """
     run = make_run([[0.8, 0.2], None, [0.4, 0.2], None])
     assert forgetting_curve(run) == {3: pytest.approx(0.2)}
-    row = run_row(run)
+    [row] = chosen_rows(run)
     assert row.last_round == 3
     assert row.accuracy == pytest.approx(0.3)
     assert row.unfinished == 0
@@ -102,7 +105,7 @@ def test_refused_replies_count_once_a_round(make_run: Callable[..., Run]) -> Non
         1: [{"client": 3, "code": "not-finite", "reason": ""}],
         2: [{"client": 3, "code": "shape", "reason": ""}] * 2,
     }
-    row = run_row(
+    [row] = chosen_rows(
         make_run([[0.5, 0.5], [0.5, 0.5]], valid=[0.5, 0.5], refused=refused, abandoned=[2])
     )
     assert (row.rejected, row.abandoned) == (3, 1)
@@ -188,7 +191,7 @@ def test_run_cut_short_by_a_crash_is_read(make_run: Callable[..., Run]) -> None:
     run = make_run(SEED0)
     path = run.folder / METRICS
     path.write_text(path.read_text()[:-40])
-    row = run_row(Run(run.folder))
+    [row] = chosen_rows(Run(run.folder))
     assert (row.seeds, row.last_round) == (1, 2)
 
 

@@ -6,21 +6,20 @@ Names of methods and folders are untrusted: every text is escaped.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from html import escape
 from urllib.parse import quote
 
 from remanence.metrics.groups import group_runs, select_by_validation
-from remanence.metrics.summary_rows import best_row, make_row
+from remanence.metrics.summary_rows import MethodRow, best_row
 from remanence.reports.phrases import list_warnings
 from remanence.reports.table_columns import columns_for
 from remanence.reports.tables import notes
 from remanence.results.run import REPORT, Comparison, Run
 
 
-def render_html(result: Run | Comparison) -> str:
-    """A table with a row for each method, warnings, notes and the report."""
-    groups = select_by_validation(group_runs([result]))
-    rows = [make_row(group) for group in groups]
+def render_html(result: Run | Comparison, rows: Sequence[MethodRow]) -> str:
+    """A table of the rows, warnings, notes and the report."""
     best = best_row(rows)
     columns = [column for column in columns_for(rows) if column.short]
     headings = "".join(
@@ -35,6 +34,7 @@ def render_html(result: Run | Comparison) -> str:
         + "</tr>"
         for row in rows
     ]
+    groups = select_by_validation(group_runs([result]))
     warnings = [f"Warning: {text}" for text in list_warnings(groups)]
     below = [*warnings, *notes(rows), _link(result)]
     return (

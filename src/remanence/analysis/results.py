@@ -15,11 +15,12 @@ from remanence.analysis.plots import plot_curves
 from remanence.core.errors import InputError
 from remanence.core.safe_path import SafePath
 from remanence.metrics.groups import class_curve, group_runs, last_value, select_by_validation
-from remanence.metrics.summary_rows import MethodRow, best_row, make_row
+from remanence.metrics.summary_rows import MethodRow, best_row
 from remanence.reports import page
 from remanence.reports.figure_files import format_table
 from remanence.reports.phrases import list_warnings
 from remanence.reports.summary_text import describe_accuracy
+from remanence.reports.tables import chosen_rows
 from remanence.reports.theme import name_classes
 from remanence.results import run as folders
 from remanence.sweeps.search_result import SearchResult
@@ -41,7 +42,7 @@ class _Views:
         """The numbers of each method, as means over seeds. Of a grid, the setting that validation
         accuracy selects, unless the comparison shows all.
         """
-        return [make_row(group) for group in select_by_validation(group_runs([self._result]))]
+        return chosen_rows(self._result)
 
     @property
     def labeled_warnings(self) -> list[str]:
@@ -78,7 +79,7 @@ class _Views:
         return self
 
     def _repr_html_(self) -> str:
-        return render_html(self._result)
+        return render_html(self._result, self.rows)
 
 
 class RunResult(_Views, folders.Run):

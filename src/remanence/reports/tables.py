@@ -24,21 +24,11 @@ if TYPE_CHECKING:
 NARROWEST_NAME = 16  # characters of the method column in a terminal
 
 
-def method_rows(comparison: Comparison) -> list[MethodRow]:
-    """One row for every method and setting of the grid, in the order of the plan."""
-    return [make_row(group) for group in group_runs([comparison])]
-
-
-def chosen_rows(comparison: Comparison) -> list[MethodRow]:
-    """As `method_rows`, but with one setting a method if the comparison selects by validation:
-    `setting` is the selected one of `variants`.
+def chosen_rows(result: Run | Comparison) -> list[MethodRow]:
+    """One row for every method and setting of the grid, in the order of the plan; one setting a
+    method if the comparison selects by validation: `setting` is the selected one of `variants`.
     """
-    return [make_row(group) for group in select_by_validation(group_runs([comparison]))]
-
-
-def run_row(run: Run) -> MethodRow:
-    """A single run as a row."""
-    return make_row(group_runs([run])[0])
+    return [make_row(group) for group in select_by_validation(group_runs([result]))]
 
 
 def rounds_to_target(groups: Sequence[Group]) -> RoundsToTarget | None:
